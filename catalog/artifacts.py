@@ -1,0 +1,275 @@
+"""Artifacts as chunk rows: cut, hash, write in batches, read back verified.
+
+Totals (size, hash, number of chunks) are on an artifact's last chunk only: a stream's end is not known before, and
+memory stays bounded by one batch whatever the artifact's size.
+"""
+
+import hashlib
+import pickle
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import pyarrow as pa
+
+from catalog.errors import CatalogError, InvalidInputError
+from catalog.tables.port import Between, Condition, Engine, Equals, In, Table
+from catalog.tables.schema import CHUNK_FACTS, SCHEMAS, arrow
+
+CHUNK_BYTES = 4 << 20
+BATCH_CHUNKS = 16
+"""Chunks per commit and per read: 64 MiB, which Arrow and Spark hold a few times over."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFile:
+    """A file that every executor can read under this path: the executors cut, hash and write it, not the driver."""
+
+    path: str | Path
+
+
+Buffer = bytes | bytearray | memoryview
+Source = Buffer | Iterable[Buffer] | Path | SharedFile
+"""Where an artifact's bytes come from: bytes, pieces in order, or a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An artifact that has been written."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class Hash(Protocol):
+    """The part of a hashlib object that is needed here."""
+
+    def update(self, data: Any, /) -> None:
+        """Add bytes."""
+
+
+class ChunkFault(CatalogError):
+    """A chunk is missing or is not what was written; the reader asks again before it calls that corrupt."""
+
+
+class NoSuchArtifact(ChunkFault):
+    """The attempt has no artifact of that path at all."""
+
+
+def check_source(source: object) -> None:
+    """Refuse what is not bytes before anything is written; the pieces of an iterator are checked as they come."""
+    if isinstance(source, Path | SharedFile):
+        file = Path(source.path) if isinstance(source, SharedFile) else source
+        if not file.is_file():
+            raise InvalidInputError(f"state file {file} does not exist")
+    elif isinstance(source, str) or not isinstance(source, Buffer | Iterable):
+        raise InvalidInputError(f"state must be bytes, pieces of bytes or a file, not {type(source).__name__}")
+    elif isinstance(source, list | tuple):
+        for piece in source:
+            _buffer(piece)
+
+
+def write(engine: Engine, columns: Mapping[str, Any], source: Source, *, also: Hash | None = None) -> Stored:
+    """Write an artifact under its attempt and return its totals.
+
+    Args:
+        engine: the tables.
+        columns: the columns that all its chunks share; stream, checkpoint_key, attempt and path name it.
+        source: its bytes.
+        also: a second hash to be fed with the bytes.
+    """
+    if isinstance(source, SharedFile):
+        stored = _write_from_executors(engine, columns, source)
+        if also is not None:
+            for piece in read(engine, columns["stream"], columns["checkpoint_key"], columns["attempt"], stored.path):
+                also.update(piece)
+        return stored
+    batch: list[dict[str, Any]] = []
+    for row in chunk_rows(columns, _pieces(source), also=also):
+        batch.append(row)
+        if len(batch) == BATCH_CHUNKS or row["chunk_count"]:
+            engine.append(Table.ARTIFACTS, arrow(Table.ARTIFACTS, batch))
+            batch.clear()
+    return Stored(row["path"], row["artifact_size"], row["artifact_sha256"])
+
+
+def read(engine: Engine, stream: str, key: str, attempt: str, path: str) -> Iterator[memoryview]:
+    """Yield an artifact's chunks in order, each one verified before it is handed out, the whole at the end.
+
+    Raises:
+        NoSuchArtifact: the attempt has no such artifact.
+        ChunkFault: a chunk is missing, or its bytes do not match their hash.
+    """
+    whole, size = hashlib.sha256(), 0
+    place = [Equals("stream", stream), Equals("checkpoint_key", key), Equals("attempt", attempt), Equals("path", path)]
+    for first in count(0, BATCH_CHUNKS):
+        rows = _load(engine, [*place, Between("chunk_no", first, first + BATCH_CHUNKS)])
+        if first == 0 and not rows:
+            raise NoSuchArtifact(f"artifact {path!r} is missing", path=path)
+        for number in range(first, first + BATCH_CHUNKS):
+            if number not in rows:
+                raise ChunkFault(f"artifact {path!r}: chunk {number} is missing", path=path)
+            row = rows[number]
+            data: memoryview = row["data"]
+            if len(data) != row["chunk_size"] or hashlib.sha256(data).hexdigest() != row["chunk_sha256"]:
+                raise ChunkFault(f"artifact {path!r}: checksum mismatch in chunk {number}", path=path)
+            whole.update(data)
+            size += len(data)
+            if row["chunk_count"] is not None:
+                totals = (row["chunk_count"], row["artifact_size"], row["artifact_sha256"])
+                if totals != (number + 1, size, whole.hexdigest()):
+                    raise ChunkFault(f"artifact {path!r}: checksum mismatch of the whole", path=path)
+            yield data
+            if row["chunk_count"] is not None:
+                return
+
+
+def facts(engine: Engine, stream: str, where: Iterable[Condition]) -> list[dict[str, Any]]:
+    """Return chunk rows of a stream without their bytes."""
+    found: list[dict[str, Any]] = engine.scan(
+        Table.ARTIFACTS, [Equals("stream", stream), *where], CHUNK_FACTS
+    ).to_pylist()
+    return found
+
+
+def links(rows: Iterable[Mapping[str, Any]], attempt: str) -> list[dict[str, Any]]:
+    """Return rows that make other attempts' chunks part of this attempt without moving their bytes."""
+    return [
+        {
+            **row,
+            "attempt": attempt,
+            "held_key": row["held_key"] or row["checkpoint_key"],
+            "held_attempt": row["held_attempt"] or row["attempt"],
+            "data": None,
+        }
+        for row in rows
+    ]
+
+
+def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, Stored]:
+    """Return the artifacts, by path, whose last chunk is among these rows of one attempt."""
+    return {
+        row["path"]: Stored(row["path"], int(row["artifact_size"]), row["artifact_sha256"])
+        for row in rows
+        if row["chunk_count"] is not None
+    }
+
+
+def chunk_rows(
+    columns: Mapping[str, Any], pieces: Iterable[Buffer], *, also: Hash | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an artifact, at least one; the last carries the totals."""
+    whole, size = hashlib.sha256(), 0
+    chunks = _cut(pieces)
+    chunk: Buffer | None = next(chunks, b"")
+    for number in count():
+        following = next(chunks, None)
+        assert chunk is not None  # the loop ends with the last chunk
+        whole.update(chunk)
+        size += len(chunk)
+        if also is not None:
+            also.update(chunk)
+        last = following is None
+        only = last and number == 0
+        yield {
+            **columns,
+            "chunk_no": number,
+            "chunk_size": len(chunk),
+            "chunk_sha256": whole.hexdigest() if only else hashlib.sha256(chunk).hexdigest(),
+            "chunk_count": number + 1 if last else None,
+            "artifact_size": size if last else None,
+            "artifact_sha256": whole.hexdigest() if last else None,
+            "data": chunk,
+        }
+        if last:
+            return
+        chunk = following
+
+
+def _cut(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+    """Cut pieces of any sizes into chunks of 4 MiB, without a copy where a piece holds a whole chunk."""
+    rest = bytearray()
+    for piece in pieces:
+        view = _buffer(piece)
+        while len(view):
+            if not rest and len(view) >= CHUNK_BYTES:
+                yield view[:CHUNK_BYTES]
+                view = view[CHUNK_BYTES:]
+                continue
+            missing = CHUNK_BYTES - len(rest)
+            rest += view[:missing]
+            view = view[missing:]
+            if len(rest) == CHUNK_BYTES:
+                yield bytes(rest)
+                rest.clear()
+    if rest:
+        yield bytes(rest)
+
+
+def _buffer(piece: object) -> memoryview:
+    if not isinstance(piece, bytes | bytearray | memoryview):
+        raise InvalidInputError(f"state must be bytes, not {type(piece).__name__}")
+    return memoryview(piece).cast("B")
+
+
+def _pieces(source: Buffer | Iterable[Buffer] | Path) -> Iterable[Buffer]:
+    if isinstance(source, bytes | bytearray | memoryview):
+        return [source]
+    if isinstance(source, Path):
+        return _file_pieces(source)
+    return source
+
+
+def _file_pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from _read_pieces(file)
+
+
+def _read_pieces(file: BinaryIO) -> Iterator[bytes]:
+    while piece := file.read(CHUNK_BYTES):
+        yield piece
+
+
+def _write_from_executors(engine: Engine, columns: Mapping[str, Any], source: SharedFile) -> Stored:
+    task = pickle.dumps((str(source.path), dict(columns)))
+    engine.append_made(Table.ARTIFACTS, [task], file_chunks)
+    named = [Equals(name, columns[name]) for name in ("checkpoint_key", "attempt", "path")]
+    return totals(facts(engine, columns["stream"], named))[columns["path"]]
+
+
+def file_chunks(task: bytes) -> Iterator[pa.RecordBatch]:
+    """Yield a file's chunk rows one by one, so that an executor's memory stays small."""
+    path, columns = pickle.loads(task)
+    for row in chunk_rows(columns, _file_pieces(Path(path))):
+        yield from pa.Table.from_pylist([row], schema=SCHEMAS[Table.ARTIFACTS]).to_batches()
+
+
+def _load(engine: Engine, where: list[Condition]) -> dict[int, dict[str, Any]]:
+    """Return chunk rows with their bytes by number, those of borrowed chunks from the rows that hold them."""
+    columns = (
+        "chunk_no", "chunk_count", "chunk_size", "chunk_sha256", "artifact_size", "artifact_sha256",
+        "held_key", "held_attempt", "data",
+    )  # fmt: skip
+    found = _with_views(engine.scan(Table.ARTIFACTS, where, columns))
+    rows = {row["chunk_no"]: row for row in found}
+    holders = {(row["held_key"], row["held_attempt"]) for row in rows.values() if row["data"] is None}
+    for key, attempt in holders:
+        wanted = [row for row in rows.values() if (row["held_key"], row["held_attempt"]) == (key, attempt)]
+        hashes = tuple({row["chunk_sha256"] for row in wanted})
+        place = [where[0], Equals("checkpoint_key", key), Equals("attempt", attempt), In("chunk_sha256", hashes)]
+        held = _with_views(engine.scan(Table.ARTIFACTS, place, ("chunk_sha256", "data")))
+        bytes_by_hash = {row["chunk_sha256"]: row["data"] for row in held if row["data"] is not None}
+        for row in wanted:
+            row["data"] = bytes_by_hash.get(row["chunk_sha256"])
+    return {number: row for number, row in rows.items() if row["data"] is not None}
+
+
+def _with_views(table: pa.Table) -> list[dict[str, Any]]:
+    """Return rows whose bytes are views into the Arrow table instead of copies."""
+    rows: list[dict[str, Any]] = table.drop_columns(["data"]).to_pylist()
+    for row, data in zip(rows, table.column("data"), strict=True):
+        row["data"] = memoryview(data.as_buffer()) if data.is_valid else None
+    return rows

@@ -1,0 +1,142 @@
+"""Open a catalog and hand out the stores of its streams."""
+
+import getpass
+import os
+import socket
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from catalog import keys
+from catalog.checkpointer import Checkpointer
+from catalog.manifest import DEFAULT_VNODE_COUNT
+from catalog.protocol import Stream
+from catalog.state_store import CheckpointStateManager, CheckpointStateStore
+from catalog.store import CheckpointStore
+from catalog.tables.names import any_place, name_place, path_place
+from catalog.tables.port import Engine
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def utc_now() -> datetime:
+    """Return this moment."""
+    return datetime.now(UTC)
+
+
+class CheckpointCatalog:
+    """The checkpoints of many streams, in three Delta tables; safe to share by threads.
+
+    The session is used as it is: never stopped, never reconfigured.
+    """
+
+    def __init__(self, engine: Engine, *, clock: Callable[[], datetime] = utc_now, actor: str | None = None) -> None:
+        """Make a catalog over an engine; `create`, `for_path` and `for_name` are the usual ways.
+
+        Args:
+            engine: how the tables are reached.
+            clock: the time, with time zone.
+            actor: who is written down beside every change; by default user@host.
+        """
+        self.engine = engine
+        self._clock = clock
+        self._actor = actor or f"{_user()}@{socket.gethostname()}"
+
+    @classmethod
+    def create(
+        cls,
+        spark: "SparkSession",
+        place: str | os.PathLike[str],
+        *,
+        clock: Callable[[], datetime] = utc_now,
+        actor: str | None = None,
+        **options: Any,
+    ) -> "CheckpointCatalog":
+        """Create a catalog, or open the one that is there.
+
+        Args:
+            spark: a session with Delta.
+            place: a path (anything with a slash, or a pathlib.Path) or a schema name of one to three parts.
+            clock: the time, with time zone.
+            actor: who is written down beside every change.
+            options: see SparkEngine: single_writer, durable, lock_timeout_s.
+
+        Raises:
+            NotACatalogError: something else is there.
+            ReadOnlyError: the place cannot be written.
+            UnsupportedFormatError: a newer version of this package made the catalog that is there.
+        """
+        from catalog.tables.spark import SparkEngine
+
+        return cls(SparkEngine.create(spark, any_place(place), **options), clock=clock, actor=actor)
+
+    @classmethod
+    def for_path(
+        cls,
+        spark: "SparkSession",
+        path: str | os.PathLike[str],
+        *,
+        clock: Callable[[], datetime] = utc_now,
+        actor: str | None = None,
+        **options: Any,
+    ) -> "CheckpointCatalog":
+        """Open the catalog in a folder; the arguments are those of `create`."""
+        from catalog.tables.spark import SparkEngine
+
+        return cls(SparkEngine(spark, path_place(path), **options), clock=clock, actor=actor)
+
+    @classmethod
+    def for_name(
+        cls,
+        spark: "SparkSession",
+        name: str,
+        *,
+        clock: Callable[[], datetime] = utc_now,
+        actor: str | None = None,
+        **options: Any,
+    ) -> "CheckpointCatalog":
+        """Open the catalog in a schema: `schema`, `catalog.schema` or `catalog.namespace.schema`."""
+        from catalog.tables.spark import SparkEngine
+
+        return cls(SparkEngine(spark, name_place(name), **options), clock=clock, actor=actor)
+
+    def store(self, stream: str, *, max_retained: int = 0, vnode_count: int = DEFAULT_VNODE_COUNT) -> CheckpointStore:
+        """Return the store of a stream with integer ids (seed 004).
+
+        Args:
+            stream: any text up to 512 characters; a trailing slash is significant, and '' is a stream too.
+            max_retained: how many checkpoints auto-prune leaves at every save; 0 switches it off.
+            vnode_count: what manifests are expected to have.
+        """
+        return CheckpointStore(self.stream(stream), max_retained=max_retained, vnode_count=vnode_count)
+
+    def checkpointer(self, stream: str) -> Checkpointer:
+        """Return the async checkpointer of a stream with UUIDv7 ids (seed 002)."""
+        return Checkpointer(self.stream(stream))
+
+    def state_store(self, *, max_per_stream: int | None = None) -> CheckpointStateStore:
+        """Return the store of CheckpointStates, whose streams are named by the states (seed 003)."""
+        return CheckpointStateStore(self.stream, max_per_stream=max_per_stream)
+
+    def state_manager(self, interval: int, *, max_per_stream: int | None = None) -> CheckpointStateManager:
+        """Return a manager that saves a stream's CheckpointState every `interval` events of that stream."""
+        return CheckpointStateManager(self.state_store(max_per_stream=max_per_stream), interval)
+
+    def streams(self) -> list[str]:
+        """Return the names of all streams that have a row."""
+        from catalog.tables.port import Table
+
+        found = self.engine.scan(Table.CHECKPOINTS, [], ["stream"]).column("stream").unique().to_pylist()
+        return sorted(keys.stream_label(stream) for stream in found)
+
+    def stream(self, name: str) -> Stream:
+        """Return the rows of a stream, and the protocol's steps on them."""
+        return Stream(self.engine, name, clock=self._clock, actor=self._actor)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -1,0 +1,290 @@
+"""The checkpointer of seed 002: UUIDv7 ids, artifacts per operator partition, and a step of its own to become latest."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from catalog import artifacts, chains, keys, lifecycle, retention
+from catalog.artifacts import Source, Stored
+from catalog.errors import (
+    ArtifactNotFoundError,
+    BrokenChainError,
+    ClosedIdError,
+    ConflictError,
+    CorruptError,
+    InvalidInputError,
+)
+from catalog.lifecycle import Change, Checkpoint, History, Status
+from catalog.manifest import CheckpointManifestV2, artifact_path, created_at, parse_stored, path_checkpoint
+from catalog.protocol import ORPHAN_GRACE, PRUNE_UNDO, ROUNDS, Draft, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLink:
+    """One artifact of a partition's chain: the snapshot, or a delta to be applied on top of those before it."""
+
+    checkpoint_id: str
+    path: str
+    is_delta: bool
+    data: bytes
+
+
+@dataclass(slots=True)
+class _Staging:
+    """What this checkpointer has staged for an id that is not saved yet."""
+
+    attempt: str = field(default_factory=keys.new_uuid7)
+    begun: set[str] = field(default_factory=set)
+    """Paths under the attempt, written or being written: a second write of one goes under a new attempt."""
+    stored: dict[str, tuple[str, Stored]] = field(default_factory=dict)
+    """Attempt and totals by path of what is written, the last write of a path."""
+
+
+class Checkpointer:
+    """Saves and loads the checkpoints of one stream without blocking the event loop; safe to share by threads.
+
+    save_manifest makes a checkpoint that is listed and loadable; update_latest commits it. Ids come from
+    `catalog.new_uuid7()`.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        """Make a checkpointer; `CheckpointCatalog.checkpointer` is the usual way."""
+        self._stream = stream
+        self._staging: dict[str, _Staging] = {}
+        self._lock = threading.Lock()
+
+    async def save_snapshot(self, id: str | UUID, operator: str, partition: int, data: Source) -> str:
+        """Write a partition's complete state and return its SHA-256; it is loadable by its path at once.
+
+        Raises:
+            CheckpointExistsError: the id has a manifest already.
+        """
+        return await asyncio.to_thread(self._stage, id, operator, partition, data, delta=False)
+
+    async def save_delta(self, id: str | UUID, operator: str, partition: int, data: Source) -> str:
+        """Write a partition's changes since the parent checkpoint and return their SHA-256; see save_snapshot."""
+        return await asyncio.to_thread(self._stage, id, operator, partition, data, delta=True)
+
+    async def save_manifest(self, manifest: CheckpointManifestV2) -> None:
+        """Save a manifest with the artifacts it lists; saving the same content again is a success.
+
+        Raises:
+            CheckpointExistsError: the id is taken by other content, which stays as it is.
+            BrokenChainError: it has deltas, and its parent is not there.
+            InvalidInputError: it lists a hash or a size that is not the artifact's, or deltas without a parent.
+        """
+        await asyncio.to_thread(self._save_manifest, manifest)
+
+    async def load_manifest(self, id: str | UUID) -> CheckpointManifestV2:
+        """Return a manifest; absent is an error."""
+        return await asyncio.to_thread(self._load_manifest, id)
+
+    async def load_artifact(self, path: str) -> bytes:
+        """Return an artifact's bytes, verified; absent is an error."""
+        return await asyncio.to_thread(self._load_artifact, path)
+
+    async def load_chain(self, id: str | UUID, operator: str, partition: int) -> list[ChainLink]:
+        """Return a partition's snapshot and the deltas after it, in the order to apply them, along parent_id.
+
+        Raises:
+            ArtifactNotFoundError: the checkpoint has nothing of that partition.
+            BrokenChainError: a parent is missing, or does not hold what a delta stands on.
+        """
+        return await asyncio.to_thread(self._load_chain, id, operator, partition)
+
+    async def update_latest(self, id: str | UUID) -> None:
+        """Commit a checkpoint; latest is the highest committed id, so an older one never moves it back.
+
+        Raises:
+            CheckpointNotFoundError: the id has no manifest.
+            ArtifactNotFoundError: artifacts that its manifest lists were never written.
+        """
+        await asyncio.to_thread(self._update_latest, id)
+
+    async def read_latest(self) -> str | None:
+        """Return the highest committed id, None when there is none."""
+        newest = await asyncio.to_thread(lambda: lifecycle.latest(self._stream.history()))
+        return newest.key if newest else None
+
+    async def list_checkpoints(self) -> list[str]:
+        """Return all ids, oldest first, those not yet committed included."""
+        return await asyncio.to_thread(lambda: lifecycle.live_keys(self._stream.history()))
+
+    async def delete_checkpoint(self, id: str | UUID, *, undo_for: timedelta = PRUNE_UNDO) -> None:
+        """Delete a checkpoint with all its artifacts, undoable by `restore` for a while.
+
+        It is invisible at once; its bytes go when the undo window is over, with the next clean-up.
+
+        Raises:
+            CheckpointNotFoundError: there never was one.
+            CheckpointInUseError: a live checkpoint's deltas stand on it, or it is pinned.
+        """
+        await asyncio.to_thread(self._delete, keys.uuid7(id), undo_for)
+
+    async def restore(self, id: str | UUID) -> None:
+        """Take a deleted checkpoint back, within its undo window."""
+        await asyncio.to_thread(self._stream.restore, keys.uuid7(id))
+
+    async def cleanup_orphans(self, grace: timedelta = ORPHAN_GRACE) -> int:
+        """Delete artifacts that no manifest names, and those of checkpoints deleted for good; see CheckpointStore."""
+        return await asyncio.to_thread(self._stream.clean_up, grace)
+
+    def _stage(self, id: str | UUID, operator: str, partition: int, data: Source, *, delta: bool) -> str:
+        key = keys.uuid7(id)
+        keys.text(operator, "operator name")
+        if keys.u64(partition, "partition") > 2**32 - 1:
+            raise InvalidInputError(f"partition must be at most {2**32 - 1}, not {partition}")
+        artifacts.check_source(data)
+        if key not in self._staging:
+            self._stream.check_format(CheckpointManifestV2.FORMAT)
+            self._stream.check_open(key)
+        path = artifact_path(key, operator, partition, delta=delta)
+        with self._lock:
+            staging = self._staging.setdefault(key, _Staging())
+            if path in staging.begun:
+                staging.attempt, staging.begun = keys.new_uuid7(), set()
+            staging.begun.add(path)
+            attempt = staging.attempt
+        kind = "delta" if delta else "snapshot"
+        stored = self._stream.stage(key, attempt, path, kind, data, operator=operator, partition=partition)
+        with self._lock:
+            staging.stored[path] = (attempt, stored)
+        return stored.sha256
+
+    def _save_manifest(self, manifest: CheckpointManifestV2) -> None:
+        if not isinstance(manifest, CheckpointManifestV2):
+            raise InvalidInputError(f"a manifest must be a CheckpointManifestV2, not {type(manifest).__name__}")
+        manifest = manifest.checked()
+        key = manifest.checkpoint_id
+        if manifest.stands_on_parent and manifest.parent_id is None:
+            raise InvalidInputError(f"checkpoint {key} has deltas without a snapshot: it needs a parent_id")
+        with self._lock:
+            staging = self._staging.get(key, _Staging())
+            attempt, staged = staging.attempt, dict(staging.stored)
+        _check_entries(manifest, {path: stored for path, (_, stored) in staged.items()})
+        listed = {entry.path: entry.sha256 for _, entry in manifest.entries()}
+        own = {path: stored for path, (under, stored) in staged.items() if under == attempt and path in listed}
+        others = {path: staged[path][1].sha256 if path in staged else sha for path, sha in listed.items()}
+        missing = {path: sha for path, sha in others.items() if path not in own}
+        adopted, vias = self._stream.adopt(key, attempt, missing) if missing else ({}, frozenset())
+        _check_entries(manifest, adopted)
+        lost = sorted(set(missing) - set(adopted))
+        draft = Draft(
+            key=key,
+            format=manifest.FORMAT,
+            attempt=attempt,
+            manifest=manifest.canonical(),
+            artifacts={**own, **adopted},
+            prepared=True,
+            parent=manifest.parent_id if manifest.stands_on_parent else None,
+            vias=vias,
+            facts={**_facts(manifest), "details": json.dumps({"missing": lost}) if lost else None},
+        )
+        self._stream.save(draft)
+        with self._lock:
+            self._staging.pop(key, None)
+
+    def _load_manifest(self, id: str | UUID) -> CheckpointManifestV2:
+        key = keys.uuid7(id)
+        return self._parse(self._stream.require_live(key, self._stream.find(key)))
+
+    def _load_artifact(self, path: str) -> bytes:
+        key = path_checkpoint(path)
+        with self._lock:
+            own = self._staging[key].stored.get(path) if key in self._staging else None
+        return self._stream.read(key, path, own_attempt=own[0] if own else None)
+
+    def _load_chain(self, id: str | UUID, operator: str, partition: int) -> list[ChainLink]:
+        key = keys.uuid7(id)
+        keys.text(operator, "operator name")
+        keys.u64(partition, "partition")
+        for _ in range(ROUNDS):
+            history = self._stream.history()
+            self._stream.require_live(key, history.get(key))
+            line = [key, *chains.ancestors(history, key)]
+            chain = {**dict.fromkeys(line), **self._stream.history(line, manifests=True)}
+            try:
+                return list(self._links(line, chain, operator, partition))
+            except (ClosedIdError, CorruptError) as error:
+                # A parent may have been folded away under the reader: ask again, for the whole chain.
+                heads = {one: found.head.revision for one, found in self._stream.history(line).items()}
+                if heads == {one: found.head.revision for one, found in chain.items() if found}:
+                    raise BrokenChainError(
+                        f"the chain of {operator!r} partition {partition} of checkpoint {key} is broken: {error}"
+                    ) from error
+        raise ConflictError(f"the chain of checkpoint {key} changed {ROUNDS} times while it was read; try again")
+
+    def _links(
+        self, line: list[str], chain: dict[str, Checkpoint | None], operator: str, partition: int
+    ) -> Iterator[ChainLink]:
+        """Yield the links, snapshot first; what a checkpoint stands on is known before anything is read."""
+        parts: list[tuple[str, str, bool]] = []
+        for key in line:
+            found = chain.get(key)
+            if found is None or not found.live:
+                what = f"is {found.status}" if found else "does not exist"
+                raise BrokenChainError(f"the chain of checkpoint {line[0]} is broken: its parent {key} {what}")
+            entries = self._parse(found).partition(operator, partition)
+            if not entries:
+                where = f"of {operator!r} partition {partition}"
+                if key == line[0]:
+                    raise ArtifactNotFoundError(f"checkpoint {key} has no artifact {where}")
+                raise BrokenChainError(f"the chain of checkpoint {line[0]} is broken: parent {key} has nothing {where}")
+            parts = [(key, entry.path, entry.is_delta) for entry in entries] + parts
+            if not entries[0].is_delta:
+                break
+        else:
+            raise BrokenChainError(
+                f"the chain of {operator!r} partition {partition} of checkpoint {line[0]} has no snapshot"
+            )
+        for key, path, is_delta in parts:
+            yield ChainLink(key, path, is_delta, self._stream.read(key, path))
+
+    def _update_latest(self, id: str | UUID) -> None:
+        key = keys.uuid7(id)
+
+        def decide(checkpoint: Checkpoint) -> dict[str, Any] | None:
+            if checkpoint.status is Status.COMMITTED:
+                return None
+            details = checkpoint.origin.details if checkpoint.origin else None
+            if details:
+                lost = ", ".join(json.loads(details)["missing"][:3])
+                raise ArtifactNotFoundError(f"checkpoint {key} cannot become latest: it lists {lost}, never written")
+            return {"change": Change.PROMOTED}
+
+        self._stream.change(key, decide)
+
+    def _delete(self, key: str, undo_for: timedelta) -> None:
+        def planner(history: History, now: Any) -> retention.Plan:
+            if key not in history:
+                self._stream.require_live(key, None)
+            return retention.drop(history, [key], "deleted by its owner", now)
+
+        self._stream.trash(planner, undo_for)
+
+    def _parse(self, checkpoint: Checkpoint) -> CheckpointManifestV2:
+        return parse_stored(CheckpointManifestV2, checkpoint, self._stream.label)
+
+
+def _check_entries(manifest: CheckpointManifestV2, stored: dict[str, Stored]) -> None:
+    """Refuse a manifest that says of an artifact what it is not."""
+    for operator, entry in manifest.entries():
+        found = stored.get(entry.path)
+        if found and (entry.sha256 not in (None, found.sha256) or entry.size_bytes != found.size):
+            raise InvalidInputError(
+                f"operator {operator!r}: {entry.path} has {found.size} bytes with SHA-256 {found.sha256}, "
+                f"the manifest says {entry.size_bytes} bytes with {entry.sha256}"
+            )
+
+
+def _facts(manifest: CheckpointManifestV2) -> dict[str, Any]:
+    return {
+        "epoch": manifest.epoch,
+        "created_at": created_at(manifest.timestamp_ms),
+        "watermark": manifest.watermark,
+    }

@@ -1,0 +1,111 @@
+"""Names and ids at the boundary, and the keys under which they are stored.
+
+A checkpoint_key is an id as text that sorts by age: a u64 padded to 20 digits, or a UUIDv7. A stream holds one
+kind only, because the two do not sort by age among each other.
+"""
+
+import os
+import re
+import threading
+import time
+import uuid
+from enum import StrEnum
+
+from catalog.errors import InvalidInputError
+
+U64_MAX = 2**64 - 1
+NAME_MAX_CHARS = 512
+
+EMPTY_STREAM = "<empty prefix>"
+"""Where the stream with the empty name is stored: an empty partition value would mean NULL in Delta."""
+
+_INTEGER_KEY = re.compile(r"[0-9]{20}")
+
+
+class Format(StrEnum):
+    """What a stream holds; fixed by its first save."""
+
+    MANIFEST_V1 = "manifest-v1"
+    MANIFEST_V2 = "manifest-v2"
+    STATE_V1 = "state-v1"
+
+
+def u64(value: object, what: str, *, minimum: int = 0) -> int:
+    """Return value if it is an integer from minimum to 2^64-1, else refuse it."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidInputError(f"{what} must be an integer, not {type(value).__name__} {value!r}", value=value)
+    if not minimum <= value <= U64_MAX:
+        raise InvalidInputError(f"{what} must be from {minimum} to {U64_MAX}, not {value}", value=value)
+    return value
+
+
+def integer_key(value: object, what: str = "checkpoint_id", *, minimum: int = 1) -> str:
+    """Return the key of an integer id: 20 digits, so that text order is age order up to 2^64-1."""
+    return f"{u64(value, what, minimum=minimum):020d}"
+
+
+def uuid7(value: object, what: str = "checkpoint_id") -> str:
+    """Return the canonical text of a UUID version 7, else refuse it."""
+    try:
+        parsed = value if isinstance(value, uuid.UUID) else uuid.UUID(value) if isinstance(value, str) else None
+    except ValueError:
+        parsed = None
+    if parsed is None or parsed.version != 7:
+        raise InvalidInputError(f"{what} must be a UUID version 7, not {value!r}", value=value)
+    return str(parsed)
+
+
+def checkpoint_id(key: str) -> int | str:
+    """Return the id that people and APIs see for a key."""
+    return int(key) if _INTEGER_KEY.fullmatch(key) else key
+
+
+def text(value: object, what: str) -> str:
+    """Return a name if it is text of at most 512 characters that UTF-8 can carry, else refuse it."""
+    if not isinstance(value, str):
+        raise InvalidInputError(f"{what} must be text, not {type(value).__name__} {value!r}", value=value)
+    if len(value) > NAME_MAX_CHARS:
+        raise InvalidInputError(f"{what} has {len(value)} characters, at most {NAME_MAX_CHARS} are allowed")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(f"{what} {value!r} is not valid Unicode text: {error.reason}") from error
+    return value
+
+
+def stream_key(name: object) -> str:
+    """Return the partition value under which a stream is stored."""
+    stream = text(name, "stream name")
+    if stream == EMPTY_STREAM:
+        raise InvalidInputError(f"stream name {EMPTY_STREAM!r} is reserved for the empty prefix: pass '' instead")
+    return stream or EMPTY_STREAM
+
+
+def stream_label(stream: str) -> str:
+    """Return the name a caller used for a stored stream."""
+    return "" if stream == EMPTY_STREAM else stream
+
+
+def now_ms() -> int:
+    """Return the milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+class Uuid7Source:
+    """Makes UUIDv7s that rise strictly within one process, also inside one millisecond (RFC 9562, method 3)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0
+
+    def __call__(self) -> str:
+        milliseconds, rest_ns = divmod(time.time_ns(), 1_000_000)
+        tick = milliseconds << 12 | (rest_ns << 12) // 1_000_000
+        with self._lock:
+            tick = self._last = max(tick, self._last + 1)
+        random_bits = int.from_bytes(os.urandom(8)) & (1 << 62) - 1
+        value = (tick >> 12) << 80 | 0x7 << 76 | (tick & 0xFFF) << 64 | 0b10 << 62 | random_bits
+        return str(uuid.UUID(int=value))
+
+
+new_uuid7 = Uuid7Source()

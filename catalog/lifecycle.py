@@ -1,0 +1,200 @@
+"""What became of a checkpoint: its revisions, folded. Pure: rows in, facts out."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any
+
+from catalog import keys
+
+
+class Change(StrEnum):
+    """What a revision says."""
+
+    SAVED = "saved"
+    PREPARED = "prepared"
+    PROMOTED = "promoted"
+    UPDATED = "updated"
+    PINNED = "pinned"
+    UNPINNED = "unpinned"
+    FOLDED = "folded"
+    TRASHED = "trashed"
+    RESTORED = "restored"
+    PURGED = "purged"
+    ABANDONED = "abandoned"
+
+
+class Status(StrEnum):
+    """Where a checkpoint is in its life."""
+
+    COMMITTED = "committed"
+    PREPARED = "prepared"
+    TRASHED = "trashed"
+    PURGED = "purged"
+    ABANDONED = "abandoned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """One row of `checkpoints`; its fields are the table's columns."""
+
+    stream: str
+    checkpoint_key: str
+    revision: int
+    change: str
+    format: str
+    insert_id: str
+    at: datetime
+    actor: str | None = None
+    reason: str | None = None
+    until: datetime | None = None
+    attempt: str | None = None
+    parent: str | None = None
+    epoch: Decimal | int | None = None
+    created_at: datetime | None = None
+    watermark: Decimal | int | None = None
+    event_count: Decimal | int | None = None
+    pipeline_hash: Decimal | int | None = None
+    vnode_count: int | None = None
+    sinks_pending: int | None = None
+    sinks_failed: int | None = None
+    artifact_count: int | None = None
+    artifact_bytes: Decimal | int | None = None
+    manifest_sha256: str | None = None
+    content_sha256: str | None = None
+    details: str | None = None
+    manifest: str | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Return it as a row for the table."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One checkpoint as its revisions tell it."""
+
+    key: str
+    head: Revision
+    origin: Revision | None
+    """Revision 0 if it was ever saved and is not purged and swept; integrity fields come from here."""
+    content: Revision | None
+    """The newest revision that carries a manifest."""
+    status: Status
+    pin: Revision | None
+    """The pin that holds it, expired or not."""
+    abandoned_attempts: frozenset[str]
+
+    @property
+    def id(self) -> int | str:
+        """The id that people and APIs see."""
+        return keys.checkpoint_id(self.key)
+
+    @property
+    def live(self) -> bool:
+        """Saved or prepared, and not trashed, purged or abandoned."""
+        return self.status in (Status.COMMITTED, Status.PREPARED)
+
+    @property
+    def unpurged(self) -> bool:
+        """Its bytes must be kept: live, or still in the trash."""
+        return self.live or self.status is Status.TRASHED
+
+    @property
+    def parent(self) -> str | None:
+        """The checkpoint that its deltas stand on."""
+        return self.origin.parent if self.origin else None
+
+    def pinned(self, now: datetime) -> bool:
+        """Whether a pin holds it at this time."""
+        return self.pin is not None and (self.pin.until is None or self.pin.until > now)
+
+    def undoable(self, now: datetime) -> bool:
+        """Whether it is in the trash and its undo window is open."""
+        return self.status is Status.TRASHED and self.head.until is not None and self.head.until > now
+
+    @property
+    def unfit(self) -> str | None:
+        """Why nobody may restore from it, as far as its columns tell; None if one may."""
+        if self.status is not Status.COMMITTED or self.content is None:
+            return f"it is {self.status}"
+        if self.content.epoch == 0 and self.content.format != keys.Format.STATE_V1:
+            return "its epoch is 0"
+        return None
+
+    @property
+    def open_sinks(self) -> str | None:
+        """Which sinks have not committed it; None if all have."""
+        failed, pending = (self.content.sinks_failed, self.content.sinks_pending) if self.content else (0, 0)
+        if failed:
+            return "a sink failed" if failed == 1 else f"{failed} sinks failed"
+        if pending:
+            return "a sink is still pending" if pending == 1 else f"{pending} sinks are still pending"
+        return None
+
+    @property
+    def eligible(self) -> bool:
+        """Whether recovery may choose it, as far as its columns tell."""
+        return self.unfit is None and self.open_sinks is None
+
+
+History = Mapping[str, Checkpoint]
+"""A stream's checkpoints by key, oldest first."""
+
+
+def fold(revisions: Iterable[Revision]) -> dict[str, Checkpoint]:
+    """Return what the revisions of a stream say, by key, oldest first."""
+    by_key = defaultdict(list)
+    for revision in revisions:
+        by_key[revision.checkpoint_key].append(revision)
+    return {key: _fold_one(key, sorted(by_key[key], key=lambda row: row.revision)) for key in sorted(by_key)}
+
+
+def live_keys(history: History) -> list[str]:
+    """Return the keys of live checkpoints, oldest first."""
+    return [key for key, checkpoint in history.items() if checkpoint.live]
+
+
+def latest(history: History) -> Checkpoint | None:
+    """Return the committed checkpoint with the highest key."""
+    committed = (one for key, one in sorted(history.items(), reverse=True) if one.status is Status.COMMITTED)
+    return next(committed, None)
+
+
+def _fold_one(key: str, rows: list[Revision]) -> Checkpoint:
+    origin = content = pin = None
+    committed = trashed = purged = False
+    abandoned = set()
+    for row in rows:
+        match row.change:
+            case Change.SAVED | Change.PREPARED if row.revision == 0:
+                origin = content = row
+                committed = row.change == Change.SAVED
+            case Change.PROMOTED:
+                committed = True
+            case Change.UPDATED:
+                content = row
+            case Change.PINNED:
+                pin = row
+            case Change.UNPINNED:
+                pin = None
+            case Change.TRASHED:
+                trashed = True
+            case Change.RESTORED:
+                trashed = False
+            case Change.PURGED:
+                purged = True
+            case Change.ABANDONED if row.attempt:
+                abandoned.add(row.attempt)
+    if purged:
+        status = Status.PURGED
+    elif origin is None:
+        status = Status.ABANDONED
+    elif trashed:
+        status = Status.TRASHED
+    else:
+        status = Status.COMMITTED if committed else Status.PREPARED
+    return Checkpoint(key, rows[-1], origin, content, status, pin, frozenset(abandoned))

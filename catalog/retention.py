@@ -1,0 +1,81 @@
+"""What may go: plans with a reason for every checkpoint. Pure: rows in, a plan out; protocol.py executes it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from catalog import chains
+from catalog.errors import CheckpointInUseError
+from catalog.lifecycle import Checkpoint, History, Status, live_keys
+
+PURGE_MARGIN = timedelta(minutes=5)
+"""How long after the end of its undo window a trashed checkpoint is purged at the earliest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which checkpoints stay and which go, and why."""
+
+    trash: dict[str, str]
+    """Reason by key of what goes."""
+    keep: dict[str, str]
+    """Reason by key of what stays."""
+    counts_on: Checkpoint | None = None
+    """The kept checkpoint that recovery would choose: the plan holds only while it is unchanged."""
+
+
+def keep_newest(history: History, keep_count: int, now: datetime, *, allow_empty: bool = False) -> Plan:
+    """Plan to keep the newest checkpoints, and never to lose the newest one that recovery could choose.
+
+    Args:
+        history: the stream's checkpoints.
+        keep_count: how many of the newest stay.
+        now: decides which pins have expired.
+        allow_empty: with keep_count 0, let even the recoverable one go.
+    """
+    live = live_keys(history)
+    newest = live[len(live) - keep_count :] if keep_count < len(live) else live
+    keep = dict.fromkeys(newest, f"one of the newest {keep_count}")
+    eligible = next((key for key in reversed(live) if history[key].eligible), None)
+    if eligible and not (allow_empty and keep_count == 0):
+        keep.setdefault(eligible, "the newest that recovery could choose")
+    keep |= {key: "pinned" for key in live if key not in keep and history[key].pinned(now)}
+    for needed, child in chains.needed_by(history, keep).items():
+        keep.setdefault(needed, f"{history[child].id} stands on it")
+    trash = {key: f"not one of the newest {keep_count}" for key in live if key not in keep}
+    return Plan(trash, keep, history[eligible] if eligible in keep else None)
+
+
+def drop(history: History, doomed: Iterable[str], reason: str, now: datetime) -> Plan:
+    """Plan to let these checkpoints go.
+
+    Raises:
+        CheckpointInUseError: one is pinned, or a live checkpoint outside the plan stands on it.
+    """
+    doomed = [key for key in doomed if key in history and history[key].live]
+    keep = {key: "not asked for" for key in live_keys(history) if key not in doomed}
+    needed = chains.needed_by(history, keep)
+    for key in doomed:
+        if history[key].pinned(now):
+            raise CheckpointInUseError(f"checkpoint {history[key].id} is pinned: unpin it first")
+        if key in needed:
+            child = history[needed[key]].id
+            raise CheckpointInUseError(
+                f"checkpoint {history[key].id} is needed by the deltas of {child}: delete that first"
+            )
+    return Plan(dict.fromkeys(doomed, reason), keep, None)
+
+
+def expired(history: History, now: datetime) -> dict[str, str]:
+    """Return the trashed checkpoints that may be purged, with the reason, leaving what an unpurged chain needs."""
+    unpurged = [key for key, one in history.items() if one.unpurged]
+    due = {
+        key
+        for key in unpurged
+        if history[key].status is Status.TRASHED and (until := history[key].head.until) and until + PURGE_MARGIN <= now
+    }
+    needed = chains.needed_by(history, [key for key in unpurged if key not in due])
+    return {key: f"undo window ended: {history[key].head.reason}" for key in sorted(due) if key not in needed}
+
+
+Planner = Callable[[History, datetime], Plan]

@@ -1,0 +1,368 @@
+"""The checkpoint store of seed 004: manifests with integer ids, and one state artifact per checkpoint."""
+
+import hashlib
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from catalog import artifacts, keys, recovery, retention
+from catalog.artifacts import Source, Stored
+from catalog.errors import ArtifactNotFoundError, CatalogError, CorruptError, InvalidInputError
+from catalog.lifecycle import Change, Checkpoint, live_keys
+from catalog.manifest import (
+    DEFAULT_VNODE_COUNT,
+    CheckpointManifest,
+    FailedSink,
+    SinkStatus,
+    created_at,
+    parse_stored,
+    sha256_text,
+)
+from catalog.protocol import ORPHAN_GRACE, PRUNE_UNDO, Draft, Stream
+from catalog.recovery import RecoveryReport
+from catalog.retention import Planner
+from catalog.validation import Issue, ValidationResult, failure, manifest_issues
+
+STATE_PATH = "state.bin"
+
+
+class CheckpointStore:
+    """Saves, loads, lists, validates, recovers and prunes the checkpoints of one stream; safe to share by threads.
+
+    Of two writers of one id exactly one wins; the other is told, and harms nothing, because each writes its bytes
+    under an attempt of its own and the winner's row names the winner's.
+    """
+
+    def __init__(self, stream: Stream, *, max_retained: int = 0, vnode_count: int = DEFAULT_VNODE_COUNT) -> None:
+        """Make a store; `CheckpointCatalog.store` is the usual way.
+
+        Args:
+            stream: the stream's rows.
+            max_retained: how many checkpoints auto-prune leaves at every save; 0 switches it off.
+            vnode_count: what manifests are expected to have; a mismatch is a warning.
+        """
+        self._stream = stream
+        self._max_retained = keys.u64(max_retained, "max_retained")
+        self._vnode_count = keys.u64(vnode_count, "vnode_count")
+        if vnode_count > 2**16 - 1:
+            raise InvalidInputError(f"vnode_count must be at most 65535, not {vnode_count}")
+        self._staged: dict[str, tuple[str, Stored]] = {}
+        self._lock = threading.Lock()
+
+    def with_vnode_count(self, vnode_count: int) -> "CheckpointStore":
+        """Return a store that expects another vnode count."""
+        return CheckpointStore(self._stream, max_retained=self._max_retained, vnode_count=vnode_count)
+
+    def vnode_count(self) -> int:
+        """Return the vnode count that manifests are expected to have."""
+        return self._vnode_count
+
+    def next_id(self) -> int:
+        """Return an id above every id that was ever stored, pruned and abandoned ones included."""
+        highest = self._stream.highest_key()
+        return int(highest) + 1 if highest else 1
+
+    # -- saving ----------------------------------------------------------------------------------------------------
+
+    def save(self, manifest: CheckpointManifest) -> None:
+        """Save a manifest; state staged by save_state_data for its id becomes part of it.
+
+        Saving the same content again is a success. With max_retained, older checkpoints are trashed in the same
+        commit.
+
+        Raises:
+            CheckpointExistsError: the id is taken by other content, which stays as it is.
+            TrashedError, PurgedError, AbandonedError: the id was used before.
+            InvalidInputError: the manifest is not one, or the stream holds another kind.
+        """
+        manifest, key = self._checked(manifest)
+        with self._lock:
+            attempt, stored = self._staged.get(key, (keys.new_uuid7(), None))
+        vias: frozenset[str] = frozenset()
+        if stored is None and manifest.expects_state:
+            found, vias = self._stream.adopt(key, attempt, {STATE_PATH: None})
+            stored = found.get(STATE_PATH)
+        if manifest.state_checksum is None:
+            manifest = self._with_checksum(manifest, key, attempt, stored)
+        self._save(manifest, key, attempt, stored, vias)
+
+    def save_with_state(self, manifest: CheckpointManifest, state: Source | None) -> None:
+        """Save a manifest with its state: the state becomes durable first, then the manifest with its checksum.
+
+        Args:
+            manifest: its state_checksum is computed here.
+            state: bytes, pieces of bytes in order, a file (pathlib.Path), or a SharedFile; None is the same as save.
+        """
+        if state is None:
+            self.save(manifest)
+            return
+        manifest, key = self._checked(manifest)
+        artifacts.check_source(state)
+        self._stream.check_format(manifest.FORMAT)
+        attempt = keys.new_uuid7()
+        inline = manifest.inline_hash()
+        mixed = hashlib.sha256(inline.encode()) if inline else None
+        stored = self._stream.stage(key, attempt, STATE_PATH, "state", state, also=mixed)
+        checksum = mixed.hexdigest() if mixed else stored.sha256
+        self._save(manifest.model_copy(update={"state_checksum": checksum}), key, attempt, stored, frozenset())
+
+    def save_state_data(self, checkpoint_id: int, state: Source) -> None:
+        """Stage state for an id: durable and loadable at once, part of a checkpoint when its manifest is saved."""
+        key = keys.integer_key(checkpoint_id)
+        artifacts.check_source(state)
+        self._stream.check_format(CheckpointManifest.FORMAT)
+        self._stream.check_open(key)
+        attempt = keys.new_uuid7()
+        stored = self._stream.stage(key, attempt, STATE_PATH, "state", state)
+        with self._lock:
+            self._staged[key] = (attempt, stored)
+
+    def update_manifest(self, manifest: CheckpointManifest) -> None:
+        """Change a saved manifest, for sink status transitions; latest does not move.
+
+        Concurrent updates merge sink by sink: Pending < Failed < Committed, and a status never goes back. The id,
+        the operator states and the checksum cannot change.
+
+        Raises:
+            CheckpointNotFoundError: the id was never saved.
+        """
+        manifest, key = self._checked(manifest)
+
+        def decide(checkpoint: Checkpoint) -> dict[str, Any] | None:
+            stored = self._parse(checkpoint)
+            merged = _merge(stored, manifest)
+            if merged == stored:
+                return None
+            text = merged.canonical()
+            facts = _facts(merged)
+            return {"change": Change.UPDATED, "manifest": text, "manifest_sha256": sha256_text(text), **facts}
+
+        self._stream.change(key, decide)
+
+    # -- loading ---------------------------------------------------------------------------------------------------
+
+    def load_latest(self) -> CheckpointManifest | None:
+        """Return the newest committed manifest, None if there is none; an unreadable one is an error, never None."""
+        newest = self._stream.latest()
+        return self._parse(newest) if newest and newest.live else None
+
+    def load_by_id(self, checkpoint_id: int) -> CheckpointManifest | None:
+        """Return a manifest, None if the id has no live checkpoint."""
+        found = self._stream.find(keys.integer_key(checkpoint_id))
+        return self._parse(found) if found and found.live else None
+
+    def list_ids(self) -> list[int]:
+        """Return all ids ascending, those with an unreadable manifest included."""
+        return [int(key) for key in live_keys(self._stream.history())]
+
+    def list(self) -> list[tuple[int, int]]:
+        """Return (id, epoch) of all readable checkpoints, ascending."""
+        readable = []
+        for checkpoint in self._stream.history(manifests=True).values():
+            if checkpoint.live:
+                try:
+                    readable.append((int(checkpoint.key), self._parse(checkpoint).epoch))
+                except CorruptError:
+                    continue  # list_ids and validate_checkpoint show it
+        return readable
+
+    def load_state_data(self, checkpoint_id: int) -> bytes | None:
+        """Return a checkpoint's state, verified, None if it has none; large states are better streamed."""
+        key = keys.integer_key(checkpoint_id)
+        try:
+            return self._stream.read(key, STATE_PATH, own_attempt=self._own_attempt(key))
+        except ArtifactNotFoundError:
+            return None
+
+    def iter_state_data(self, checkpoint_id: int) -> Iterator[bytes]:
+        """Yield a checkpoint's state in verified chunks of at most 4 MiB, in bounded memory.
+
+        Raises:
+            ArtifactNotFoundError: it has no state.
+        """
+        key = keys.integer_key(checkpoint_id)
+        for chunk in self._stream.stream_chunks(key, STATE_PATH, own_attempt=self._own_attempt(key)):
+            yield bytes(chunk)
+
+    # -- trusting --------------------------------------------------------------------------------------------------
+
+    def validate_checkpoint(self, checkpoint_id: int) -> ValidationResult:
+        """Return what is wrong with a checkpoint, after reading all of it."""
+        key = keys.integer_key(checkpoint_id)
+        found = self._stream.find(key)
+        if found is None or not found.live:
+            missing = failure("manifest_missing", f"manifest not found for checkpoint {checkpoint_id}")
+            return ValidationResult(checkpoint_id, (missing,))
+        return self._validate(found)
+
+    def recover_latest_validated(self, *, allow_pending: bool = False, lenient: bool = False) -> RecoveryReport:
+        """Return the newest checkpoint that is eligible and valid, and why newer ones were passed over.
+
+        Args:
+            allow_pending: also take one whose sinks are pending or failed.
+            lenient: also take one whose state is missing; the report says so.
+        """
+        history = self._stream.history(manifests=True)
+        return recovery.recover(
+            history, self._validate, self._stream.clock, allow_pending=allow_pending, lenient=lenient
+        )
+
+    # -- letting go ------------------------------------------------------------------------------------------------
+
+    def prune(self, keep_count: int, *, allow_empty: bool = False, undo_for: timedelta = PRUNE_UNDO) -> int:
+        """Trash all but the newest checkpoints and return how many went; `restore` undoes it.
+
+        The newest one that recovery could choose stays, whatever keep_count says; so do pinned ones.
+
+        Args:
+            keep_count: how many of the newest stay.
+            allow_empty: needed for keep_count 0, which leaves nothing but pinned ones.
+            undo_for: how long it can be undone.
+        """
+        keys.u64(keep_count, "keep_count")
+        if keep_count == 0 and not allow_empty:
+            raise InvalidInputError("prune(0) would leave no checkpoint: pass allow_empty=True if that is meant")
+        return len(self._stream.trash(self._keep(keep_count, allow_empty), undo_for).trash)
+
+    def restore(self, checkpoint_id: int) -> None:
+        """Take a checkpoint out of the trash, within its undo window."""
+        self._stream.restore(keys.integer_key(checkpoint_id))
+
+    def pin(self, checkpoint_id: int, reason: str, until: datetime | None = None) -> None:
+        """Protect a checkpoint from being pruned, for ever or until a time."""
+        self._stream.pin(keys.integer_key(checkpoint_id), reason, until)
+
+    def unpin(self, checkpoint_id: int) -> None:
+        """Take a pin back."""
+        self._stream.unpin(keys.integer_key(checkpoint_id))
+
+    def cleanup_orphans(self, grace: timedelta = ORPHAN_GRACE) -> int:
+        """Delete state that no manifest names and return how much there was; also what purged checkpoints left.
+
+        Args:
+            grace: state staged less than this ago is left alone: its save may be in progress. Ids whose state is
+                cleaned up before they are saved are closed.
+        """
+        return self._stream.clean_up(grace)
+
+    # -- within ----------------------------------------------------------------------------------------------------
+
+    def _checked(self, manifest: object) -> tuple[CheckpointManifest, str]:
+        if not isinstance(manifest, CheckpointManifest):
+            raise InvalidInputError(f"a manifest must be a CheckpointManifest, not {type(manifest).__name__}")
+        manifest = manifest.checked()
+        key = keys.integer_key(manifest.checkpoint_id)
+        for name, operator in manifest.operator_states.items():
+            operator.inline_state(name)
+        return manifest, key
+
+    def _with_checksum(
+        self, manifest: CheckpointManifest, key: str, attempt: str, stored: Stored | None
+    ) -> CheckpointManifest:
+        inline = manifest.inline_hash()
+        checksum = stored.sha256 if stored and not inline else inline
+        if stored and inline:
+            chunks = artifacts.read(self._stream.engine, self._stream.stream, key, attempt, STATE_PATH)
+            checksum = _mixed_hash(inline, chunks)
+        return manifest.model_copy(update={"state_checksum": checksum})
+
+    def _save(
+        self, manifest: CheckpointManifest, key: str, attempt: str, stored: Stored | None, vias: frozenset[str]
+    ) -> None:
+        draft = Draft(
+            key=key,
+            format=manifest.FORMAT,
+            attempt=attempt,
+            manifest=manifest.canonical(),
+            artifacts={STATE_PATH: stored} if stored else {},
+            vias=vias,
+            facts=_facts(manifest),
+        )
+        self._stream.save(draft, self._keep(self._max_retained, False) if self._max_retained else None)
+        with self._lock:
+            self._staged.pop(key, None)
+
+    def _keep(self, keep_count: int, allow_empty: bool) -> Planner:
+        return lambda history, now: retention.keep_newest(history, keep_count, now, allow_empty=allow_empty)
+
+    def _own_attempt(self, key: str) -> str | None:
+        with self._lock:
+            return self._staged[key][0] if key in self._staged else None
+
+    def _parse(self, checkpoint: Checkpoint) -> CheckpointManifest:
+        return parse_stored(CheckpointManifest, checkpoint, self._stream.label)
+
+    def _validate(self, checkpoint: Checkpoint) -> ValidationResult:
+        try:
+            manifest = self._parse(checkpoint)
+        except CorruptError as error:
+            return ValidationResult(checkpoint.id, (failure("manifest_unreadable", str(error)),))
+        issues = manifest_issues(manifest, self._vnode_count)
+        return ValidationResult(checkpoint.id, (*issues, *self._state_issues(manifest, checkpoint)))
+
+    def _state_issues(self, manifest: CheckpointManifest, checkpoint: Checkpoint) -> Sequence[Issue]:
+        staged = checkpoint.origin is not None and bool(checkpoint.origin.artifact_count)
+        inline = manifest.inline_hash()
+        if not staged and not manifest.expects_state:
+            return []
+        if manifest.state_checksum is None:
+            return [failure("checksum_missing", "the state has no checksum")]
+        if not staged and inline and not any(one.external for one in manifest.operator_states.values()):
+            return [failure("checksum_mismatch", "checksum mismatch: the inline state is not what was saved")]
+        try:
+            chunks = self._stream.stream_chunks(checkpoint.key, STATE_PATH)
+            found = _mixed_hash(inline, chunks)
+        except ArtifactNotFoundError:
+            return [failure("state_missing", "state data is missing")]
+        except CorruptError as error:
+            rule = "state_missing" if getattr(error, "missing", False) else "checksum_mismatch"
+            return [failure(rule, str(error))]
+        except CatalogError as error:
+            return [failure("state_unreadable", str(error))]
+        if found != manifest.state_checksum:
+            return [failure("checksum_mismatch", f"checksum mismatch: state is {found}, not {manifest.state_checksum}")]
+        return []
+
+
+def _mixed_hash(inline: str | None, chunks: Iterator[memoryview]) -> str:
+    """Return the checksum over a state artifact, and over the inline states' hash before it if there are any."""
+    whole = hashlib.sha256(inline.encode() if inline else b"")
+    for chunk in chunks:
+        whole.update(chunk)
+    return whole.hexdigest()
+
+
+def _facts(manifest: CheckpointManifest) -> dict[str, Any]:
+    """Return the columns that queries and pruning need of a manifest."""
+    statuses = list(manifest.sink_commit_statuses.values())
+    return {
+        "epoch": manifest.epoch,
+        "created_at": created_at(manifest.timestamp_ms),
+        "watermark": manifest.watermark,
+        "pipeline_hash": manifest.pipeline_hash,
+        "vnode_count": manifest.vnode_count,
+        "sinks_pending": statuses.count("Pending"),
+        "sinks_failed": sum(isinstance(status, FailedSink) for status in statuses),
+    }
+
+
+def _merge(stored: CheckpointManifest, given: CheckpointManifest) -> CheckpointManifest:
+    """Return the manifest after an update: sink by sink the further status, and nothing that must not change."""
+    if given.operator_states != stored.operator_states:
+        raise InvalidInputError(f"checkpoint {stored.checkpoint_id}: operator states cannot change after the save")
+    if given.state_checksum not in (None, stored.state_checksum):
+        raise InvalidInputError(f"checkpoint {stored.checkpoint_id}: the state checksum cannot change after the save")
+    statuses = dict(stored.sink_commit_statuses)
+    for sink, status in given.sink_commit_statuses.items():
+        if sink not in statuses or _rank(status) >= _rank(statuses[sink]):
+            statuses[sink] = status
+    epochs = dict(stored.sink_epochs)
+    for sink, epoch in given.sink_epochs.items():
+        epochs[sink] = max(epoch, epochs.get(sink, 0))
+    changed = {"sink_commit_statuses": statuses, "sink_epochs": epochs, "state_checksum": stored.state_checksum}
+    return CheckpointManifest.from_dict({**stored.model_dump(), **given.model_copy(update=changed).model_dump()})
+
+
+def _rank(status: SinkStatus) -> int:
+    return 1 if isinstance(status, FailedSink) else {"Pending": 0, "Committed": 2}[status]

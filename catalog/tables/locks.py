@@ -1,0 +1,115 @@
+"""Commits on a local disk: one OS lock per table, held until the commit is on the disk.
+
+Delta's log store for `file:` ends in a rename that overwrites, so two processes can both believe they wrote one
+version. The lock (flock, which the kernel releases when its holder dies) makes commits of one table take turns. It is
+kept until the log entry and its folder are fsynced: released earlier, a power cut could keep version n+1 and lose n.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote
+
+from filelock import FileLock, Timeout
+
+from catalog.errors import LockTimeoutError, ReadOnlyError, UnknownOutcomeError
+
+LOCK_TIMEOUT_S = 30.0
+LOCK_FILE = "_commit.lock"
+"""In the table's folder; Delta ignores names that begin with an underscore."""
+
+
+class CommitLock:
+    """Lets one commit at a time happen in a folder, across threads and processes."""
+
+    def __init__(self, folder: Path, *, timeout_s: float = LOCK_TIMEOUT_S, durable: bool = True) -> None:
+        self._folder = folder
+        self._timeout_s = timeout_s
+        self._durable = durable
+        # Threads of this process queue here, so that only one of them competes for the OS lock.
+        self._threads = threading.Lock()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock around a commit, and make what was committed durable before it is released.
+
+        Raises:
+            LockTimeoutError: other processes held it all the time; nothing was written.
+            ReadOnlyError: the folder cannot be written.
+        """
+        with self._threads, self._os_lock():
+            before = newest_version(self._folder)
+            try:
+                yield
+            finally:
+                if self._durable:
+                    self._make_durable(before)
+
+    def _make_durable(self, before: int) -> None:
+        try:
+            fsync_commits(self._folder, after=before)
+        except OSError as error:
+            raise UnknownOutcomeError(
+                f"a commit in {self._folder} could not be put on the disk: {error.strerror or error}; "
+                "it may be lost with the power, so check the disk and look before trying again",
+                path=str(self._folder),
+            ) from error
+
+    @contextmanager
+    def _os_lock(self) -> Iterator[None]:
+        path = self._folder / LOCK_FILE
+        # A soft lock would outlive a killed holder; a removed lock file would let two holders in.
+        lock = FileLock(path, timeout=self._timeout_s, fallback_to_soft=False, preserve_lock_file=True)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise LockTimeoutError(
+                f"the lock {path} was not free within {self._timeout_s:g} s: another process is committing there; "
+                "nothing was written, try again",
+                path=str(path),
+            ) from error
+        except OSError as error:
+            raise ReadOnlyError(
+                f"cannot write in {self._folder}: {error.strerror or error}; give this process write permission",
+                path=str(self._folder),
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def newest_version(table: Path) -> int:
+    """Return the newest version in a local Delta table's log, -1 when there is none."""
+    log = table / "_delta_log"
+    if not log.is_dir():
+        return -1
+    return max((int(entry.stem) for entry in log.glob("*.json") if entry.stem.isdecimal()), default=-1)
+
+
+def fsync_commits(table: Path, *, after: int) -> None:
+    """Put every commit newer than a version on the disk: data files first, then log entries, then their folders."""
+    log = table / "_delta_log"
+    folders = set()
+    for version in range(after + 1, newest_version(table) + 1):
+        entry = log / f"{version:020d}.json"
+        for line in entry.read_text("utf-8").splitlines():
+            if added := json.loads(line).get("add"):
+                data_file = table / unquote(added["path"])
+                _fsync(data_file)
+                folders |= {data_file.parent, table}
+        _fsync(entry)
+        folders.add(log)
+    for folder in folders:
+        _fsync(folder)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,106 @@
+"""The port: the few verbs through which all catalog logic reaches its tables, as Arrow.
+
+Every fact is an added row and every guard says "no such row", because that is what both engines enforce reliably:
+a commit sees rows *added* to its stream after its snapshot, but not always rows *removed*.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+
+class Table(StrEnum):
+    """The catalog's tables."""
+
+    ARTIFACTS = "artifacts"
+    EVENTS = "events"
+    CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class Equals:
+    """The column has this value."""
+
+    column: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """The column has one of these values."""
+
+    column: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """The column is at least low and below high."""
+
+    column: str
+    low: Any
+    high: Any
+
+
+Condition = Equals | In | Between
+
+
+@dataclass(frozen=True, slots=True)
+class Unless:
+    """A guard: refuses the insert if the stream has a row that matches every field given here."""
+
+    key: str | None = None
+    change: str | None = None
+    revision_above: int | None = None
+    format_other_than: str | None = None
+
+
+class Outcome(Enum):
+    """What became of one row of an insert."""
+
+    INSERTED = "inserted"
+    EXISTED = "existed"
+    REFUSED = "refused"
+
+
+class Engine(Protocol):
+    """How the tables are reached; safe to use from several threads."""
+
+    def append(self, table: Table, rows: pa.Table) -> None:
+        """Add rows blindly, in one durable commit."""
+
+    def append_made(
+        self, table: Table, tasks: Sequence[bytes], make: Callable[[bytes], Iterator[pa.RecordBatch]]
+    ) -> None:
+        """Run make(task) where the workers are and add the rows it yields, in one durable commit."""
+
+    def insert_unless(self, rows: pa.Table, unless: Sequence[Unless] = ()) -> list[Outcome]:
+        """Insert revisions of one stream into `checkpoints` in one durable commit: the fence.
+
+        A row goes in unless its key already has an equal or higher revision; none goes in if a guard matches.
+        The decision and the commit are one transaction: a racing writer of the stream makes it run again.
+
+        Args:
+            rows: revisions of one stream; the column insert_id recognizes an own row after an unknown outcome.
+            unless: guards, any of which refuses the whole insert.
+
+        Returns:
+            What became of each row, in order. A row that is there with its own insert_id counts as inserted.
+
+        Raises:
+            ConflictError: other writers were faster every time; nothing was written.
+            LockTimeoutError: the table's lock was not free in time; nothing was written.
+            UnknownOutcomeError: the commit may or may not have happened.
+        """
+
+    def scan(self, table: Table, where: Iterable[Condition], columns: Sequence[str]) -> pa.Table:
+        """Return these columns of the rows that meet every condition, as of now."""
+
+    def delete(self, table: Table, where: Iterable[Condition]) -> int:
+        """Delete the rows that meet every condition, in one durable commit, and return how many."""
+
+    def settle(self, table: Table) -> None:
+        """Wait until every row of the table that a scan has returned so far is durable."""

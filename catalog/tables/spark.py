@@ -1,0 +1,408 @@
+"""The Spark engine: the port over Delta tables through SQL and DataFrames only, so it runs on Spark Connect too.
+
+It never stops or reconfigures the session it was given.
+"""
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
+
+from catalog.errors import (
+    CatalogError,
+    ConflictError,
+    InvalidInputError,
+    NotACatalogError,
+    ReadOnlyError,
+    SessionError,
+    UnknownOutcomeError,
+    UnsupportedFormatError,
+)
+from catalog.tables.locks import LOCK_FILE, LOCK_TIMEOUT_S, CommitLock, fsync_commits
+from catalog.tables.names import Place, TableName
+from catalog.tables.port import Between, Condition, Equals, In, Outcome, Table, Unless
+from catalog.tables.schema import FORMAT_PROPERTY, FORMAT_VERSION, SCHEMAS, create_statement
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+CONFLICT_ATTEMPTS = 12
+UNKNOWN_ATTEMPTS = 3
+_ONE_FILE_BYTES = 8 << 20
+_SINGLE_WRITER_SCHEMES = ("s3:", "s3a:", "s3n:")
+_CONFLICTS = ("DELTA_CONCURRENT_", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
+_FAST_SETTINGS = {"spark.databricks.delta.snapshotPartitions": "2", "spark.sql.session.timeZone": "UTC"}
+
+
+class SparkEngine:
+    """Reaches one catalog's tables through a Spark session."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        place: Place,
+        *,
+        single_writer: bool = False,
+        durable: bool = True,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+    ) -> None:
+        """Open an existing catalog.
+
+        Args:
+            spark: a session with Delta; it is used as it is.
+            place: the folder or schema.
+            single_writer: the caller promises that no other process writes; needed to write on S3.
+            durable: on a local disk, fsync every commit before it is acknowledged.
+            lock_timeout_s: on a local disk, how long a commit waits for other processes' commits.
+
+        Raises:
+            NotACatalogError: there is no catalog at that place.
+            UnsupportedFormatError: a newer checkpoint-catalog wrote it.
+        """
+        self.spark = spark
+        self.place = place
+        self.conflicts = 0
+        """How often a commit of this engine had to run again because of another writer."""
+        self._names = {table: place.table(table).sql for table in Table}
+        location = _catalog_location(spark, place)
+        self._read_only = location.startswith(_SINGLE_WRITER_SCHEMES) and not single_writer
+        self._locks: dict[Table, CommitLock] = {}
+        if location.startswith(("file:", "/")):
+            root = Path("/" + location.removeprefix("file:").lstrip("/")).parent
+            self._locks = {
+                table: CommitLock(root / table, timeout_s=lock_timeout_s, durable=durable) for table in Table
+            }
+
+    @classmethod
+    def create(cls, spark: SparkSession, place: Place, **options: Any) -> "SparkEngine":
+        """Create the tables that are missing, `checkpoints` last, and open the catalog."""
+        with _creating(place):
+            try:
+                return cls(spark, place, **options)
+            except NotACatalogError as error:
+                if getattr(error, "found", False):
+                    raise
+            try:
+                if place.schema:
+                    spark.sql(f"CREATE SCHEMA IF NOT EXISTS {TableName(place.schema).sql}")
+                for table in Table:
+                    spark.sql(create_statement(table, place.table(table).sql))
+            except AnalysisException as error:
+                raise NotACatalogError(
+                    f"no catalog can be created at {place}: {_first_line(error)}", place=str(place), found=True
+                ) from error
+            if place.local_folder:
+                for table in Table:
+                    fsync_commits(place.local_folder / table, after=-1)
+        return cls(spark, place, **options)
+
+    def append(self, table: Table, rows: pa.Table) -> None:
+        """See Engine.append."""
+        frame = self.spark.createDataFrame(rows)
+        # One file for few bytes; for many, every core writes its own.
+        self._append(table, frame.coalesce(1) if rows.nbytes < _ONE_FILE_BYTES else frame)
+
+    def append_made(
+        self, table: Table, tasks: Sequence[bytes], make: Callable[[bytes], Iterator[pa.RecordBatch]]
+    ) -> None:
+        """See Engine.append_made."""
+
+        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for task in batch.column("task").to_pylist():
+                    yield from make(task)
+
+        frame = self.spark.createDataFrame([(bytearray(task),) for task in tasks], "task BINARY")
+        schema = self.spark.createDataFrame(SCHEMAS[table].empty_table()).schema
+        self._append(table, frame.repartition(len(tasks)).mapInArrow(run, schema))
+
+    def insert_unless(self, rows: pa.Table, unless: Sequence[Unless] = ()) -> list[Outcome]:
+        """See Engine.insert_unless; an insert-only MERGE that reads the stream's partition, so racers conflict."""
+        wanted = rows.select(["stream", "checkpoint_key", "revision", "insert_id"]).to_pylist()
+        (stream,) = {row["stream"] for row in wanted}
+        keys = ", ".join(_literal(row["checkpoint_key"]) for row in wanted)
+        guards = " OR ".join(f"({_guard(guard)})" for guard in unless) or "FALSE"
+        # Literals only, so that Delta skips every file whose statistics rule the keys and the guards out.
+        named = f"t.stream = {_literal(stream)} AND (t.checkpoint_key IN ({keys}) OR {guards})"
+        same = "t.checkpoint_key = s.checkpoint_key AND t.revision >= s.revision"
+        if len(wanted) == 1:
+            same = f"t.checkpoint_key = {keys} AND t.revision >= {wanted[0]['revision']}"
+
+        def attempt() -> list[Outcome]:
+            if self._merge(rows, f"{named} AND (({same}) OR {guards})") == len(wanted):
+                return [Outcome.INSERTED] * len(wanted)
+            return self._outcomes(wanted, named, unless)
+
+        return self._committed(attempt, f"the insert into checkpoints of stream {stream!r}")
+
+    def scan(self, table: Table, where: Iterable[Condition], columns: Sequence[str]) -> pa.Table:
+        """See Engine.scan."""
+        conditions = [_column(condition) for condition in where]
+
+        def read() -> pa.Table:
+            frame = self.spark.table(self._names[table])
+            if conditions:
+                frame = frame.where(reduce(lambda left, right: left & right, conditions))
+            return frame.select(*columns).toArrow()
+
+        try:
+            return read()
+        except PySparkException as error:
+            if "FILE_NOT_EXIST" not in str(error):
+                raise
+            return read()  # a clean-up removed a file of the snapshot; the next snapshot does without it
+
+    def delete(self, table: Table, where: Iterable[Condition]) -> int:
+        """See Engine.delete."""
+        statement = f"DELETE FROM {self._names[table]} WHERE " + " AND ".join(_condition(one) for one in where)
+
+        def attempt() -> int:
+            with self._commit(table):
+                return int(self.spark.sql(statement).collect()[0]["num_affected_rows"])
+
+        return self._committed(attempt, f"the delete from {table}")
+
+    def settle(self, table: Table) -> None:
+        """See Engine.settle: the lock is held until a commit is durable, so having had it is enough."""
+        with self._commit(table):
+            pass
+
+    def _append(self, table: Table, frame: DataFrame) -> None:
+        def attempt() -> None:
+            with self._commit(table):
+                frame.writeTo(self._names[table]).append()
+
+        # Repeated after an unknown outcome it may leave rows twice; readers take one of each.
+        self._committed(attempt, f"the append to {table}")
+
+    def _merge(self, rows: pa.Table, condition: str) -> int:
+        """Run the insert-only MERGE once and return how many rows went in."""
+        view = f"checkpoint_catalog_{uuid.uuid4().hex}"
+        self.spark.createDataFrame(rows).createOrReplaceTempView(view)
+        target = self._names[Table.CHECKPOINTS]
+        merge = f"MERGE INTO {target} t USING {view} s ON {condition} WHEN NOT MATCHED THEN INSERT *"
+        try:
+            with self._commit(Table.CHECKPOINTS):
+                result = self.spark.sql(merge).collect()
+        finally:
+            self.spark.catalog.dropTempView(view)
+        if not result:
+            raise SessionError(
+                "Delta skipped a MERGE: unset spark.databricks.delta.write.txnAppId and txnVersion in this session"
+            )
+        return int(result[0]["num_inserted_rows"])
+
+    def _outcomes(self, wanted: list[dict[str, Any]], named: str, unless: Sequence[Unless]) -> list[Outcome]:
+        """Tell what became of each row, from one read of the rows that the MERGE looked at."""
+        columns = ("checkpoint_key", "revision", "change", "format", "insert_id")
+        frame = self.spark.table(self._names[Table.CHECKPOINTS]).alias("t").where(named)
+        stored = frame.select(*columns).toArrow().to_pylist()
+        refused = any(_meets(row, guard) for row in stored for guard in unless)
+
+        def outcome(row: dict[str, Any]) -> Outcome:
+            rivals = [
+                other["insert_id"]
+                for other in stored
+                if other["checkpoint_key"] == row["checkpoint_key"] and other["revision"] >= row["revision"]
+            ]
+            if row["insert_id"] in rivals:
+                return Outcome.INSERTED
+            if rivals:
+                return Outcome.EXISTED
+            if refused:
+                return Outcome.REFUSED
+            raise _Again("the row that stood in the way is gone")
+
+        return [outcome(row) for row in wanted]
+
+    def _commit(self, table: Table) -> AbstractContextManager[None]:
+        if self._read_only:
+            raise ReadOnlyError(
+                f"{self.place} is on S3, where a Spark commit is not safe beside another writer: write through the "
+                "native engine, or pass single_writer=True if no other process ever writes there"
+            )
+        return self._locks[table].held() if self._locks else nullcontext()
+
+    def _committed(self, attempt: Callable[[], T], what: str) -> T:
+        """Run a commit, again when another writer was faster or when its outcome is unknown, and say what happened.
+
+        Running it again is safe: inserts are fenced and recognize their own rows, deletes find nothing left.
+        """
+
+        def stop(state: RetryCallState) -> bool:
+            error = state.outcome.exception() if state.outcome else None
+            return state.attempt_number >= (CONFLICT_ATTEMPTS if _is_conflict(error) else UNKNOWN_ATTEMPTS)
+
+        def note(state: RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome else None
+            self.conflicts += _is_conflict(error)
+            log.info("%s runs again after attempt %d: %s", what, state.attempt_number, _first_line(error))
+
+        retrying = Retrying(
+            stop=stop,
+            wait=wait_random_exponential(multiplier=0.1, max=3),
+            retry=retry_if_exception(lambda error: _is_conflict(error) or _is_unknown(error)),
+            before_sleep=note,
+            reraise=True,
+        )
+        try:
+            return retrying(attempt)
+        except Exception as error:
+            if _is_conflict(error):
+                raise ConflictError(
+                    f"{what} lost to other writers {CONFLICT_ATTEMPTS} times; nothing was written, try again"
+                ) from error
+            if _is_unknown(error):
+                raise UnknownOutcomeError(
+                    f"{what} failed and may or may not have happened: {_first_line(error)}; look before trying again"
+                ) from error
+            if isinstance(error, AnalysisException):
+                raise CatalogError(f"{what} was refused by Spark: {_first_line(error)}") from error
+            raise
+
+
+class _Again(Exception):
+    """The commit must be decided anew."""
+
+
+def _is_conflict(error: BaseException | None) -> bool:
+    if isinstance(error, PySparkException | Py4JError):
+        return any(mark in str(error) for mark in _CONFLICTS)
+    return isinstance(error, _Again)
+
+
+def _is_unknown(error: BaseException) -> bool:
+    if isinstance(error, AnalysisException | CatalogError) or _is_conflict(error):
+        return False
+    return isinstance(error, PySparkException | Py4JError | OSError)
+
+
+def _first_line(error: BaseException | None) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def _creating(place: Place) -> AbstractContextManager[None]:
+    """Let one process at a time create tables in a local folder, and only in one that holds nothing else."""
+    folder = place.local_folder
+    if folder is None:
+        return nullcontext()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        entries = {entry.name for entry in folder.iterdir()}
+    except FileExistsError as error:
+        raise NotACatalogError(f"{folder} is a file: pass a folder", place=str(place)) from error
+    except OSError as error:
+        raise ReadOnlyError(f"cannot create a catalog in {folder}: {error.strerror or error}") from error
+    foreign = entries - {LOCK_FILE, *Table}
+    if foreign and Table.CHECKPOINTS not in entries:
+        raise NotACatalogError(
+            f"{folder} is not a catalog and holds other things ({sorted(foreign)[0]!r}): pass a new or empty folder",
+            place=str(place),
+        )
+    return CommitLock(folder, durable=False).held()
+
+
+def _catalog_location(spark: SparkSession, place: Place) -> str:
+    """Return where `checkpoints` is, after making sure that it is ours, readable, and the session is right for it."""
+    found, why = False, "there is nothing"
+    try:
+        detail = spark.sql(f"DESCRIBE DETAIL {place.table(Table.CHECKPOINTS).sql}").collect()[0]
+    except ParseException as error:
+        raise SessionError(
+            "this Spark session has no Delta: make it with catalog.session.build_session(), "
+            "or set spark.sql.extensions and spark.sql.catalog.spark_catalog as delta-spark asks"
+        ) from error
+    except AnalysisException as error:
+        why = _first_line(error)
+    else:
+        version = (detail["properties"] or {}).get(FORMAT_PROPERTY, "")
+        if version.isdecimal():
+            if int(version) > FORMAT_VERSION:
+                raise UnsupportedFormatError(
+                    f"the catalog at {place} has format {version}, this version reads up to {FORMAT_VERSION}: "
+                    "upgrade checkpoint-catalog",
+                    version=int(version),
+                )
+            _check_settings(spark)
+            return str(detail["location"])
+        found, why = True, "the table `checkpoints` there was not made by checkpoint-catalog"
+    raise NotACatalogError(
+        f"no checkpoint catalog at {place} ({why}): check the place, or make one with CheckpointCatalog.create",
+        place=str(place),
+        found=found,
+    )
+
+
+def _check_settings(spark: SparkSession) -> None:
+    if spark.conf.get("spark.databricks.delta.stalenessLimit", "0") not in ("0", "0ms", "0s"):
+        raise SessionError("unset spark.databricks.delta.stalenessLimit: a commit must see what is there now")
+    slow = [name for name, value in _FAST_SETTINGS.items() if spark.conf.get(name, "") != value]
+    if slow and not _warned:
+        _warned.append(True)
+        log.warning("commits are several times slower without %s; build_session() sets what is needed", ", ".join(slow))
+
+
+_warned: list[bool] = []
+
+
+def _literal(value: Any) -> str:
+    """Render a value as SQL that folds to a constant; text as hex digits, so that it cannot break out."""
+    if isinstance(value, str):
+        return f"CAST(X'{value.encode().hex()}' AS STRING)"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise InvalidInputError(f"a condition takes text and integers, not {value!r}")
+
+
+def _column(condition: Condition) -> Column:
+    column = F.col(condition.column)
+    match condition:
+        case Equals(value=value):
+            return column == F.lit(value)
+        case In(values=values):
+            return column.isin(list(values))
+        case Between(low=low, high=high):
+            return (column >= F.lit(low)) & (column < F.lit(high))
+
+
+def _condition(condition: Condition) -> str:
+    match condition:
+        case Equals(column=column, value=value):
+            return f"{column} = {_literal(value)}"
+        case In(column=column, values=values):
+            return f"{column} IN ({', '.join(_literal(value) for value in values)})"
+        case Between(column=column, low=low, high=high):
+            return f"{column} >= {_literal(low)} AND {column} < {_literal(high)}"
+
+
+def _guard(guard: Unless) -> str:
+    parts = []
+    if guard.key is not None:
+        parts.append(f"t.checkpoint_key = {_literal(guard.key)}")
+    if guard.change is not None:
+        parts.append(f"t.change = {_literal(guard.change)}")
+    if guard.revision_above is not None:
+        parts.append(f"t.revision > {_literal(guard.revision_above)}")
+    if guard.format_other_than is not None:
+        # Marks of streams that were never saved have no format; two inequalities let statistics skip files.
+        parts.append(f"t.format <> {_literal(guard.format_other_than)} AND t.format <> ''")
+    return " AND ".join(parts)
+
+
+def _meets(row: dict[str, Any], guard: Unless) -> bool:
+    return (
+        (guard.key is None or row["checkpoint_key"] == guard.key)
+        and (guard.change is None or row["change"] == guard.change)
+        and (guard.revision_above is None or row["revision"] > guard.revision_above)
+        and (guard.format_other_than is None or row["format"] not in (guard.format_other_than, ""))
+    )
