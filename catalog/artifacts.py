@@ -212,7 +212,8 @@ def _cut(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
 def _buffer(piece: object) -> memoryview:
     if not isinstance(piece, bytes | bytearray | memoryview):
         raise InvalidInputError(f"state must be bytes, not {type(piece).__name__}")
-    return memoryview(piece).cast("B")
+    view = memoryview(piece)
+    return view.cast("B") if view.c_contiguous else memoryview(bytes(view))
 
 
 def _pieces(source: Buffer | Iterable[Buffer] | Path) -> Iterable[Buffer]:

@@ -1,4 +1,4 @@
-"""The checkpointer of seed 002: UUIDv7 ids, artifacts per operator partition, and a step of its own to become latest."""
+"""The checkpointer of seed 002: UUIDv7 ids, artifacts per operator partition, and a separate step to become latest."""
 
 import asyncio
 import json

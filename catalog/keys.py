@@ -32,10 +32,14 @@ class Format(StrEnum):
 
 def u64(value: object, what: str, *, minimum: int = 0) -> int:
     """Return value if it is an integer from minimum to 2^64-1, else refuse it."""
+    # bool is an int to Python, and never meant as an id or a count.
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidInputError(f"{what} must be an integer, not {type(value).__name__} {value!r}", value=value)
+        problem = f"{what} must be an integer, not {type(value).__name__}"
+        raise InvalidInputError(problem, what=what, value=value)
     if not minimum <= value <= U64_MAX:
-        raise InvalidInputError(f"{what} must be from {minimum} to {U64_MAX}, not {value}", value=value)
+        # Printing an int of thousands of digits is an error of its own.
+        shown = value if value.bit_length() < 128 else "one that is far too large"
+        raise InvalidInputError(f"{what} must be from {minimum} to 2^64-1, not {shown}", what=what, value=value)
     return value
 
 
@@ -63,13 +67,15 @@ def checkpoint_id(key: str) -> int | str:
 def text(value: object, what: str) -> str:
     """Return a name if it is text of at most 512 characters that UTF-8 can carry, else refuse it."""
     if not isinstance(value, str):
-        raise InvalidInputError(f"{what} must be text, not {type(value).__name__} {value!r}", value=value)
+        raise InvalidInputError(f"{what} must be text, not {type(value).__name__}", what=what, value=value)
     if len(value) > NAME_MAX_CHARS:
-        raise InvalidInputError(f"{what} has {len(value)} characters, at most {NAME_MAX_CHARS} are allowed")
+        problem = f"{what} has {len(value)} characters, at most {NAME_MAX_CHARS} are allowed"
+        raise InvalidInputError(problem, what=what, value=value)
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInputError(f"{what} {value!r} is not valid Unicode text: {error.reason}") from error
+        problem = f"{what} {value!r} cannot be encoded as UTF-8: {error.reason}"
+        raise InvalidInputError(problem, what=what, value=value) from error
     return value
 
 

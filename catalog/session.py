@@ -106,19 +106,9 @@ def build_session(
     Raises:
         SessionError: Java or the Delta jars are missing, or the running session has no Delta.
     """
-    from py4j.protocol import Py4JJavaError
     from pyspark import SparkConf, SparkContext
-    from pyspark.errors import PySparkException, PySparkRuntimeError
+    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
-
-    def has_delta(spark: SparkSession) -> bool:
-        try:
-            spark.sql("DESCRIBE HISTORY delta.`/no/such/delta/table`")
-        except PySparkException as error:  # only Delta answers with an error of its own
-            return (error.getCondition() or "").startswith("DELTA_")
-        except Py4JJavaError:  # configured, but the classes are not there
-            return False
-        return True
 
     fixed: dict[str, str] = {}
     jars: dict[str, str] = {}
@@ -161,6 +151,20 @@ def build_session(
     if running is None:  # PySpark reads this setting only under spark-submit, and otherwise starts python3 from PATH
         spark.sparkContext.pythonExec = merged["spark.pyspark.python"]
     return spark
+
+
+def has_delta(spark: SparkSession) -> bool:
+    """Whether a session knows Delta's statements and has its classes."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        spark.sql("DESCRIBE HISTORY delta.`/no/such/delta/table`")
+    except PySparkException as error:  # only Delta answers with an error of its own
+        return (error.getCondition() or "").startswith("DELTA_")
+    except Py4JJavaError:  # configured, but the classes are not there
+        return False
+    return True
 
 
 def default_settings(master: str | None) -> dict[str, str]:

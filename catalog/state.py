@@ -5,7 +5,7 @@
     u32 sources   · each: u32 length, UTF-8 name, u64 offset
 
 All little-endian, without magic or version. Names are written in the order of their UTF-8 bytes, so equal states give
-equal bytes and one hash; any order is read. The stream's id, the time of creation and the metadata are not in the bytes.
+equal bytes and one hash; any order is read. The stream's id, created_at and metadata are not in the bytes.
 """
 
 import struct
@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Self
 
+from catalog import keys
 from catalog.errors import DeserializationError, InvalidInputError
 
 MAX_U32 = 2**32 - 1
-MAX_U64 = 2**64 - 1
-MAX_NAME_CHARS = 512
 
 _HEADER = struct.Struct("<QQQ")
 
@@ -42,7 +41,7 @@ class CheckpointId:
 
     def __post_init__(self) -> None:
         _name(self.stream_id, "stream id")
-        _u64(self.sequence, "sequence")
+        keys.u64(self.sequence, "sequence")
         if not isinstance(self.created_at, datetime) or self.created_at.utcoffset() is None:
             raise InvalidInputError("created_at must be a datetime with a time zone", what="created_at")
         object.__setattr__(self, "created_at", self.created_at.astimezone(UTC))
@@ -85,7 +84,7 @@ class CheckpointState:
             InvalidInputError: no valid name, or an offset that is no u64.
         """
         _name(source, "source name")
-        self.source_offsets[source] = _u64(offset, f"offset of source {source!r}")
+        self.source_offsets[source] = keys.u64(offset, f"offset of source {source!r}")
 
     def serialize(self) -> bytes:
         """Give the bytes of this state, the same for equal states.
@@ -96,9 +95,9 @@ class CheckpointState:
         # Every field is checked again: the dicts and numbers are open to the caller.
         parts = [
             _HEADER.pack(
-                _u64(self.id.sequence, "sequence"),
-                _u64(self.watermark_ns, "watermark_ns"),
-                _u64(self.event_count, "event_count"),
+                keys.u64(self.id.sequence, "sequence"),
+                keys.u64(self.watermark_ns, "watermark_ns"),
+                keys.u64(self.event_count, "event_count"),
             ),
             _length(len(self.operator_states), "operator count"),
         ]
@@ -107,7 +106,7 @@ class CheckpointState:
             parts += _length(len(name), "operator name"), name, _length(len(state), "operator state"), state
         parts.append(_length(len(self.source_offsets), "source count"))
         for name, source in sorted((_name(key, "source name"), key) for key in self.source_offsets):
-            offset = _u64(self.source_offsets[source], f"offset of source {source!r}")
+            offset = keys.u64(self.source_offsets[source], f"offset of source {source!r}")
             parts += _length(len(name), "source name"), name, offset.to_bytes(8, "little")
         return b"".join(parts)
 
@@ -196,19 +195,11 @@ class _Reader:
         except UnicodeDecodeError as error:
             raise self.error(what, start + error.start, f"not UTF-8, {error.reason}") from error
         # What has been read must be writable again.
-        if len(name) > MAX_NAME_CHARS:
-            raise self.error(what, start, f"{len(name)} characters, at most {MAX_NAME_CHARS} are allowed")
+        if len(name) > keys.NAME_MAX_CHARS:
+            raise self.error(what, start, f"{len(name)} characters, at most {keys.NAME_MAX_CHARS} are allowed")
         if name in taken:
             raise self.error(what, start, f"{name!r} is there twice")
         return name
-
-
-def _u64(value: object, what: str) -> int:
-    # bool is an int to Python, and never meant as a position or a count.
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_U64:
-        # The value is a fact only: printing an int of thousands of digits is an error of its own.
-        raise InvalidInputError(f"{what} must be an int from 0 to 2**64 - 1", what=what, value=value)
-    return value
 
 
 def _length(size: int, what: str) -> bytes:
@@ -218,15 +209,7 @@ def _length(size: int, what: str) -> bytes:
 
 
 def _name(value: object, what: str) -> bytes:
-    if not isinstance(value, str):
-        raise InvalidInputError(f"{what} must be text, not {type(value).__name__}", what=what, value=value)
-    if len(value) > MAX_NAME_CHARS:
-        problem = f"{what} has {len(value)} characters, at most {MAX_NAME_CHARS} are allowed"
-        raise InvalidInputError(problem, what=what, value=value)
-    try:
-        return value.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidInputError(f"{what} {value!r} cannot be encoded as UTF-8", what=what, value=value) from error
+    return keys.text(value, what).encode()
 
 
 def _state(value: object, operator: str) -> bytes:

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catalog.errors import DeserializationError
-from catalog.state import MAX_NAME_CHARS, MAX_U64, CheckpointId, CheckpointState
+from catalog.keys import NAME_MAX_CHARS as MAX_NAME_CHARS
+from catalog.keys import U64_MAX as MAX_U64
+from catalog.state import CheckpointId, CheckpointState
 
 u64s = st.integers(0, MAX_U64)
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.integers(0, MAX_NAME_CHARS).map("ü".__mul__)
@@ -27,7 +29,7 @@ near_states = st.lists(words | st.binary(max_size=9), max_size=12).map(lambda pa
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """The bytes of a state after one to four changes: a byte replaced, a range cut out, bytes put in, the end cut off."""
+    """The bytes of a state after one to four changes: bytes replaced, cut out or put in, the end cut off."""
     data = bytearray(draw(states).serialize())
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(data)))
@@ -41,10 +43,10 @@ def read(data: bytes) -> CheckpointState | None:
     try:
         return CheckpointState.deserialize("orders", data)
     except DeserializationError as error:
-        facts = vars(error)
-        assert 0 <= facts["offset"] <= len(data)
-        assert f"{facts['what']} at byte {facts['offset']}" in str(error)
-        return None
+        facts, message = vars(error), str(error)
+    assert 0 <= facts["offset"] <= len(data)
+    assert f"{facts['what']} at byte {facts['offset']}" in message
+    return None
 
 
 @settings(deadline=None)

@@ -12,7 +12,8 @@ import pytest
 
 from catalog import state as state_module
 from catalog.errors import CatalogError, DeserializationError, InvalidInputError
-from catalog.state import MAX_U64, CheckpointId, CheckpointState
+from catalog.keys import U64_MAX as MAX_U64
+from catalog.state import CheckpointId, CheckpointState
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 HEADER = struct.pack("<QQQ", 7, 8, 9)
@@ -353,10 +354,10 @@ class TestRefusals:
         state.set_operator_state("map", bytes(8))
         assert CheckpointState.deserialize("orders", state.serialize()) == state
         for too_long in (bytes(9), bytearray(9), memoryview(bytes(16)).cast("Q")[:2]):
-            with pytest.raises(InvalidInputError, match="state of operator 'map'.*limit of 8"):
+            with pytest.raises(InvalidInputError, match=r"state of operator 'map'.*limit of 8"):
                 state.set_operator_state("map", too_long)
         put_operator(state, "map", bytes(9))
-        with pytest.raises(InvalidInputError, match="state of operator 'map'.*limit of 8"):
+        with pytest.raises(InvalidInputError, match=r"state of operator 'map'.*limit of 8"):
             state.serialize()
 
     def test_state_beyond_the_length_field_is_refused_before_it_is_copied(

@@ -1,0 +1,179 @@
+"""Several processes, each with its own Spark, on one catalog: races for ids, SIGKILLs, and a reader among writers."""
+
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from catalog import CheckpointCatalog, CheckpointManifest
+from catalog.tables.port import Equals, Table
+
+WORKER = Path(__file__).with_name("worker.py")
+POINTS = ("before artifacts", "between the commits", "after the manifest")
+
+
+@contextmanager
+def worker(*arguments):
+    """A writer process in a process group of its own, so that a kill takes its JVM along."""
+    process = subprocess.Popen(
+        [sys.executable, str(WORKER), *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    with process:
+        yield process
+
+
+def told(process):
+    return [json.loads(line) for line in process.stdout.read().splitlines()]
+
+
+def state_of(checkpoint_id, writer):
+    return f"{writer} wrote {checkpoint_id} ".encode() * 5000
+
+
+def artifact_rows(catalog, stream):
+    return catalog.engine.scan(Table.ARTIFACTS, [Equals("stream", stream)], ["checkpoint_key"]).num_rows
+
+
+def run_race(spark, place, ids):
+    catalog = CheckpointCatalog.create(spark, place)
+    bystander = catalog.store("bystander")
+    bystander.save_with_state(CheckpointManifest.new(1, epoch=1), [b"untouched"])
+    names = ("anna", "berta", "clara")
+    arguments = [("race", place, "race", name, ",".join(map(str, ids))) for name in names]
+    with worker(*arguments[0]) as first, worker(*arguments[1]) as second, worker(*arguments[2]) as third:
+        processes = dict(zip(names, (first, second, third), strict=True))
+        for process in processes.values():
+            assert json.loads(process.stdout.readline()).keys() == {"ready"}
+        for process in processes.values():
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
+        results = {name: told(process) for name, process in processes.items()}
+    assert [process.returncode for process in processes.values()] == [0, 0, 0]
+
+    winners = {}
+    for name, lines in results.items():
+        assert sorted(line["id"] for line in lines) == ids, f"{name} was not told about every id"
+        for line in lines:
+            if line["won"]:
+                assert line["id"] not in winners, f"{line['id']} was won by {winners[line['id']]} and {name}"
+                winners[line["id"]] = name
+            else:
+                assert line["error"] == "CheckpointExistsError"
+    assert sorted(winners) == ids
+
+    store = catalog.store("race")
+    assert store.list_ids() == ids
+    for one in ids:
+        assert store.load_state_data(one) == state_of(one, winners[one])
+        assert list(store.load_by_id(one).source_offsets) == [winners[one]]
+        assert store.validate_checkpoint(one).issues == ()
+    assert store.cleanup_orphans(timedelta(0)) == 2 * len(ids)
+    assert artifact_rows(catalog, "race") == len(ids)
+    assert store.validate_checkpoint(ids[0]).valid
+    assert bystander.load_state_data(1) == b"untouched"
+    assert catalog.streams() == ["bystander", "race"]
+    return Counter(winners.values())
+
+
+def test_of_three_processes_racing_for_an_id_exactly_one_wins(spark, tmp_path):
+    run_race(spark, tmp_path / "catalog", [1, 2, 3])
+
+
+@pytest.mark.prove
+def test_of_three_processes_racing_for_thirty_ids_exactly_one_wins_each(spark, tmp_path):
+    print("\nwinners:", dict(run_race(spark, tmp_path / "catalog", list(range(1, 31)))))
+
+
+def run_kills(spark, place, kills):
+    """Kill a writer again and again, and look at what is left; kills are (point, delay in seconds)."""
+    catalog = CheckpointCatalog.create(spark, place)
+    landed = Counter()
+    acknowledged = set()
+    for point, delay_s in kills:
+        with worker("save", place, "killed", point, delay_s) as process:
+            lines = told(process)
+        assert process.returncode == -9, "the writer was not killed"
+        acknowledged |= {line["acknowledged"] for line in lines if "acknowledged" in line}
+        landed[where_it_landed(lines)] += 1
+
+    store = catalog.store("killed")
+    ids = store.list_ids()
+    assert acknowledged <= set(ids), "an acknowledged checkpoint is lost"
+    for one in ids:
+        assert store.validate_checkpoint(one).issues == (), "something half-saved is visible"
+        assert store.load_state_data(one) == state_of(one, "killed")
+    following = store.next_id()
+    store.save_with_state(CheckpointManifest.new(following, epoch=1), [b"goes on"])
+    assert store.load_latest().checkpoint_id == following
+    orphans = store.cleanup_orphans(timedelta(0))
+    assert artifact_rows(catalog, "killed") == len(ids) + 1
+    assert store.validate_checkpoint(following).valid
+    return landed, len(acknowledged), orphans
+
+
+def where_it_landed(lines):
+    """Say how far the save that was killed had come, from the last thing the writer told."""
+    last = lines[-1] if lines else {}
+    if "acknowledged" in last:
+        return "after the reply"
+    reached = last.get("reached", "before artifacts")
+    return "during the artifacts" if reached == "before artifacts" and len(lines) > 1 else reached
+
+
+def test_a_kill_at_any_point_of_a_save_loses_nothing_and_shows_nothing_half_saved(spark, tmp_path):
+    landed, _, orphans = run_kills(spark, tmp_path / "catalog", [(point, 0) for point in POINTS])
+    assert sum(landed.values()) == 3
+    assert orphans == 1, "the artifacts of the save killed between its commits"
+
+
+@pytest.mark.prove
+def test_twenty_seven_kills_at_random_and_chosen_points(spark, tmp_path):
+    dice = random.Random()
+    kills = [(point, 0) for point in POINTS for _ in range(4)] + [("none", dice.uniform(0.2, 12)) for _ in range(15)]
+    landed, acknowledged, orphans = run_kills(spark, tmp_path / "catalog", kills)
+    print(f"\n{len(kills)} kills landed: {dict(landed)}; {acknowledged} acknowledged saves, {orphans} orphans cleaned")
+    assert landed["between the commits"] >= 3
+    assert landed["after the manifest"] >= 3
+    assert landed["before artifacts"] + landed["during the artifacts"] >= 3
+
+
+def read_among_writers(spark, place, saves, reads):
+    """Read the latest over and over while another process saves; it must be valid and never go back."""
+    catalog = CheckpointCatalog.create(spark, place)
+    ids = list(range(1, saves + 1))
+    seen, count, changes = 0, 0, 0
+    store = catalog.store("read")
+    with worker("race", place, "read", "writer", ",".join(map(str, ids))) as process:
+        process.stdout.readline()
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        while process.poll() is None or count < reads:
+            latest = store.load_latest()
+            count += 1
+            if latest is None:
+                continue
+            assert latest.checkpoint_id >= seen, "the latest went backwards"
+            changes += latest.checkpoint_id > seen
+            seen = latest.checkpoint_id
+            result = store.validate_checkpoint(seen)
+            assert result.issues == (), f"the latest is invalid: {result}"
+        assert all(line["won"] for line in told(process))
+    assert seen == saves
+    return count, changes
+
+
+@pytest.mark.prove
+def test_a_reader_among_fifty_saves_never_sees_an_invalid_latest_or_an_older_one(spark, tmp_path):
+    count, changes = read_among_writers(spark, tmp_path / "catalog", saves=50, reads=200)
+    print(f"\n{count} reads, the latest changed {changes} times")
+    assert count >= 200

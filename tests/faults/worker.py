@@ -1,0 +1,103 @@
+"""A writer process with a Spark of its own, for races and kills; run as a script.
+
+    worker.py race PLACE STREAM NAME ID,ID,…   tries to save every id with content of its own
+    worker.py save PLACE STREAM POINT DELAY    saves one checkpoint after the other and is killed on the way
+
+It tells what it does line by line on standard output, each line written at once, so that what was told before a
+SIGKILL is not lost.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from catalog import CatalogError, CheckpointCatalog, CheckpointManifest
+from catalog.session import build_session
+from catalog.tables.port import Outcome, Table, Unless
+
+
+def tell(**facts: Any) -> None:
+    """Write one line, past every buffer."""
+    os.write(1, (json.dumps(facts) + "\n").encode())
+
+
+def die() -> None:
+    """Kill this process, its JVM and its Python workers, as a lost machine would."""
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+class Watched:
+    """A real engine that tells how far a save has come, and dies where it is told to."""
+
+    def __init__(self, engine: Any, point: str) -> None:
+        self._engine = engine
+        self._point = point
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def _reach(self, point: str) -> None:
+        tell(reached=point)
+        if point == self._point:
+            die()
+
+    def append(self, table: Table, rows: pa.Table) -> None:
+        self._reach("before artifacts")
+        self._engine.append(table, rows)
+        self._reach("between the commits")
+
+    def insert_unless(self, rows: pa.Table, unless: Sequence[Unless] = ()) -> list[Outcome]:
+        outcomes: list[Outcome] = self._engine.insert_unless(rows, unless)
+        self._reach("after the manifest")
+        return outcomes
+
+
+def state_of(checkpoint_id: int, writer: str) -> bytes:
+    """The state a writer saves under an id."""
+    return f"{writer} wrote {checkpoint_id} ".encode() * 5000
+
+
+def race(place: str, stream: str, name: str, ids: list[int]) -> None:
+    store = CheckpointCatalog.for_path(build_session(master="local[1]"), place).store(stream)
+    store.list_ids()  # warm
+    tell(ready=name)
+    sys.stdin.readline()
+    random.Random(name).shuffle(ids)
+    for one in ids:
+        manifest = CheckpointManifest.new(
+            one, epoch=one, source_offsets={name: {"offsets": {"p": str(one)}, "epoch": 1}}
+        )
+        try:
+            store.save_with_state(manifest, [state_of(one, name)])
+        except CatalogError as error:
+            tell(id=one, won=False, error=type(error).__name__)
+        else:
+            tell(id=one, won=True)
+
+
+def save(place: str, stream: str, point: str, delay_s: float) -> None:
+    catalog = CheckpointCatalog.for_path(build_session(master="local[2]"), place)
+    catalog.engine = Watched(catalog.engine, point)
+    store = catalog.store(stream)
+    first = store.next_id()
+    if delay_s:
+        threading.Timer(delay_s, die).start()
+    for one in range(first, first + 100):
+        tell(begun=one)
+        store.save_with_state(CheckpointManifest.new(one, epoch=one), [state_of(one, "killed")])
+        tell(acknowledged=one)
+
+
+if __name__ == "__main__":
+    mode, place, stream, what, argument = sys.argv[1:]
+    if mode == "race":
+        race(place, stream, what, [int(one) for one in argument.split(",")])
+    else:
+        save(place, stream, what, float(argument))
