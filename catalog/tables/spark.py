@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
@@ -28,6 +28,7 @@ from catalog.errors import (
     UnknownOutcomeError,
     UnsupportedFormatError,
 )
+from catalog.session import has_delta
 from catalog.tables.locks import LOCK_FILE, LOCK_TIMEOUT_S, CommitLock, fsync_commits
 from catalog.tables.names import Place, TableName
 from catalog.tables.port import Between, Condition, Equals, In, Outcome, Table, Unless
@@ -313,30 +314,34 @@ def _creating(place: Place) -> AbstractContextManager[None]:
 
 
 def _catalog_location(spark: SparkSession, place: Place) -> str:
-    """Return where `checkpoints` is, after making sure that it is ours, readable, and the session is right for it."""
-    found, why = False, "there is nothing"
+    """Return where `checkpoints` is, after making sure that it is ours and readable, and the session right for it."""
+    name = place.table(Table.CHECKPOINTS).sql
     try:
-        detail = spark.sql(f"DESCRIBE DETAIL {place.table(Table.CHECKPOINTS).sql}").collect()[0]
-    except ParseException as error:
-        raise SessionError(
-            "this Spark session has no Delta: make it with catalog.session.build_session(), "
-            "or set spark.sql.extensions and spark.sql.catalog.spark_catalog as delta-spark asks"
-        ) from error
+        # Not DESCRIBE DETAIL, which takes no name of more than three parts.
+        properties = {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
     except AnalysisException as error:
-        why = _first_line(error)
-    else:
-        version = (detail["properties"] or {}).get(FORMAT_PROPERTY, "")
-        if version.isdecimal():
-            if int(version) > FORMAT_VERSION:
-                raise UnsupportedFormatError(
-                    f"the catalog at {place} has format {version}, this version reads up to {FORMAT_VERSION}: "
-                    "upgrade checkpoint-catalog",
-                    version=int(version),
-                )
-            _check_settings(spark)
-            return str(detail["location"])
-        found, why = True, "the table `checkpoints` there was not made by checkpoint-catalog"
-    raise NotACatalogError(
+        if not has_delta(spark):
+            raise SessionError(
+                "this Spark session has no Delta: make it with catalog.session.build_session(), "
+                "or set spark.sql.extensions and spark.sql.catalog.spark_catalog as delta-spark asks"
+            ) from error
+        raise _no_catalog(place, _first_line(error), found=False) from error
+    version = properties.get(FORMAT_PROPERTY, "")
+    if not version.isdecimal():
+        raise _no_catalog(place, "the table `checkpoints` there was not made by checkpoint-catalog", found=True)
+    if int(version) > FORMAT_VERSION:
+        raise UnsupportedFormatError(
+            f"the catalog at {place} has format {version}, this version reads up to {FORMAT_VERSION}: "
+            "upgrade checkpoint-catalog",
+            version=int(version),
+        )
+    _check_settings(spark)
+    described = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
+    return next(str(row["data_type"]) for row in described if row["col_name"] == "Location")
+
+
+def _no_catalog(place: Place, why: str, *, found: bool) -> NotACatalogError:
+    return NotACatalogError(
         f"no checkpoint catalog at {place} ({why}): check the place, or make one with CheckpointCatalog.create",
         place=str(place),
         found=found,

@@ -1,6 +1,15 @@
 """Conformance suites for implementers: subclass a suite, give it a `harness` fixture, and run pytest. Needs pytest."""
 
-from catalog.testing.harness import FakeClock, Harness
-from catalog.testing.store_suite import CheckpointStoreSuite
+import pytest
 
-__all__ = ["CheckpointStoreSuite", "FakeClock", "Harness"]
+# Before they are imported, so that a failing assertion of a suite shows its values.
+pytest.register_assert_rewrite(
+    "catalog.testing.checkpointer_suite", "catalog.testing.state_suite", "catalog.testing.store_suite"
+)
+
+from catalog.testing.checkpointer_suite import CheckpointerSuite  # noqa: E402
+from catalog.testing.harness import FakeClock, Harness  # noqa: E402
+from catalog.testing.state_suite import CheckpointStateStoreSuite  # noqa: E402
+from catalog.testing.store_suite import CheckpointStoreSuite  # noqa: E402
+
+__all__ = ["CheckpointStateStoreSuite", "CheckpointStoreSuite", "CheckpointerSuite", "FakeClock", "Harness"]

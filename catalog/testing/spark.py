@@ -40,9 +40,7 @@ class SparkHarness(Harness):
     def corrupt_state(self, stream: str, key: str) -> None:
         """See Harness."""
         changed = "unhex(translate(hex(data), '0123456789ABCDEF', '123456789ABCDEF0'))"
-        self._change(
-            f"UPDATE {self._artifacts} SET data = {changed} WHERE {_of_key(stream, key)} AND length(data) > 0"
-        )
+        self._change(f"UPDATE {self._artifacts} SET data = {changed} WHERE {_of_key(stream, key)} AND length(data) > 0")
 
     def lose_state(self, stream: str, key: str) -> None:
         """See Harness."""

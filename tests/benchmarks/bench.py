@@ -1,0 +1,216 @@
+"""How fast the Spark engine is beside bare Delta in the same session: `make bench`.
+
+Every ratio compares two things measured in turn, in one run, with the same settings, so that a noisy machine is noisy
+for both. Bare Delta does not fsync; the rows marked "fsync off" compare like with like, the others show what it costs.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from catalog import CheckpointCatalog, CheckpointManifest
+from catalog.artifacts import CHUNK_BYTES
+from catalog.session import build_session
+from catalog.tables.port import Table
+from catalog.tables.schema import arrow
+
+MIB = 1 << 20
+numbers = count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One comparison: ours beside the bare one."""
+
+    what: str
+    ours: str
+    bare: str
+    ratio: float
+    aim: str
+    holds: bool
+
+
+def alternate(rounds: int, *actions: Callable[[], Any]) -> list[float]:
+    """Return the median seconds of each action, run in turn after one warm-up each."""
+    for action in actions:
+        action()
+    times: list[list[float]] = [[] for _ in actions]
+    for _ in range(rounds):
+        for action, spent in zip(actions, times, strict=True):
+            began = time.perf_counter()
+            action()
+            spent.append(time.perf_counter() - began)
+    return [statistics.median(spent) for spent in times]
+
+
+def manifest(number: int, size: int = 700) -> CheckpointManifest:
+    """A checkpoint of about 1 KB."""
+    offsets = {"kafka": {"offsets": {"partition-0": "x" * (size - 300)}, "epoch": 1}}
+    return CheckpointManifest.new(number, epoch=number, source_offsets=offsets)
+
+
+def small_saves(spark: Any, catalog: CheckpointCatalog, bare: str, rounds: int) -> list[Line]:
+    """A 1 KB checkpoint beside a bare append of one row with the same columns."""
+    store = catalog.store("small")
+    row = arrow(Table.CHECKPOINTS, [{"stream": "s", "manifest": manifest(1).canonical(), "at": datetime.now(UTC)}])
+
+    def append() -> None:
+        spark.createDataFrame(row).coalesce(1).write.format("delta").mode("append").save(bare)
+
+    ours, theirs = alternate(rounds, lambda: store.save(manifest(next(numbers))), append)
+    return [
+        Line("save 1 KB", f"{ours * 1e3:.0f} ms", f"{theirs * 1e3:.0f} ms", ours / theirs, "≤ 5", ours <= 5 * theirs)
+    ]
+
+
+def blobs(
+    spark: Any, durable: CheckpointCatalog, volatile: CheckpointCatalog, folder: Path, size_mib: int, rounds: int
+) -> list[Line]:
+    """A large artifact beside a bare Delta write and read of the same chunks."""
+    data = os.urandom(size_mib * MIB)
+    pieces = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
+    numbered = pa.array(range(len(pieces)), pa.int32())
+    table = pa.table({"stream": ["s"] * len(pieces), "chunk_no": numbered, "data": pa.array(pieces, pa.binary())})
+    written: list[str] = []
+
+    def write() -> None:
+        written.append(str(folder / uuid.uuid4().hex))
+        spark.createDataFrame(table).write.format("delta").mode("append").partitionBy("stream").save(written[-1])
+
+    def read() -> None:
+        assert spark.read.format("delta").load(written[-1]).where("stream = 's'").toArrow().num_rows == len(pieces)
+
+    saved: dict[str, int] = {}
+
+    def save_state(catalog: CheckpointCatalog, stream: str) -> None:
+        saved[stream] = next(numbers)
+        catalog.store(stream).save_state_data(saved[stream], data)
+
+    def save_whole() -> None:
+        saved["whole"] = next(numbers)
+        volatile.store("whole").save_with_state(manifest(saved["whole"]), data)
+
+    def load(stream: str) -> None:
+        assert len(volatile.store(stream).load_state_data(saved[stream]) or b"") == len(data)
+
+    bare_write, fsynced, unsynced, whole = alternate(
+        rounds, write, lambda: save_state(durable, "durable"), lambda: save_state(volatile, "volatile"), save_whole
+    )
+    bare_read, loaded = alternate(rounds, read, lambda: load("whole"))
+
+    def line(what: str, ours: float, theirs: float, aim: float | None) -> Line:
+        ratio = theirs / ours
+        speeds = (f"{size_mib / one:.0f} MiB/s" for one in (ours, theirs))
+        return Line(what, *speeds, ratio, f"≥ {aim}" if aim else "-", aim is None or ratio >= aim)
+
+    name = f"{size_mib} MiB"
+    return [
+        line(f"{name} artifact save, fsync off", unsynced, bare_write, 0.7),
+        line(f"{name} artifact save, fsynced", fsynced, bare_write, None),
+        line(f"{name} save_with_state, fsync off", whole, bare_write, None),
+        line(f"{name} load, verified", loaded, bare_read, 0.7),
+    ]
+
+
+def listing(spark: Any, catalog: CheckpointCatalog, place: Path, checkpoints: int, rounds: int) -> list[Line]:
+    """A list of many checkpoints beside a bare SELECT of the same columns."""
+    stream = catalog.stream("many")
+    catalog.store("many").save(manifest(1))
+    template = next(iter(stream.history(manifests=True).values())).origin
+    assert template is not None
+    rows = [
+        {**template.row(), "checkpoint_key": f"{one:020d}", "insert_id": uuid.uuid4().hex}
+        for one in range(2, checkpoints + 1)
+    ]
+    catalog.engine.append(Table.CHECKPOINTS, arrow(Table.CHECKPOINTS, rows))  # laid out as one compaction would
+    table = str(place / Table.CHECKPOINTS)
+    columns = list(template.row())
+
+    def select() -> None:
+        frame = spark.read.format("delta").load(table).where("stream = 'many'").select(*columns)
+        assert frame.toArrow().num_rows == checkpoints
+
+    def ours() -> None:
+        assert len(catalog.store("many").list()) == checkpoints
+
+    mine, bare = alternate(rounds, ours, select)
+    what = f"list of {checkpoints:,}"
+    return [Line(what, f"{mine * 1e3:.0f} ms", f"{bare * 1e3:.0f} ms", mine / bare, "≤ 2", mine <= 2 * bare)]
+
+
+def breakdown(catalog: CheckpointCatalog) -> dict[str, float]:
+    """Where the time of one small save goes, in milliseconds."""
+    engine: Any = catalog.engine
+    spent: dict[str, float] = {}
+
+    def timed(name: str) -> Callable[..., Any]:
+        real = getattr(engine, name)
+
+        def call(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return real(*arguments)
+            finally:
+                spent[name] = spent.get(name, 0.0) + (time.perf_counter() - began) * 1e3
+
+        return call
+
+    store = catalog.store("small")
+    engine._merge = timed("_merge")
+    engine.insert_unless = timed("insert_unless")
+    began = time.perf_counter()
+    store.save(manifest(next(numbers)))
+    total = (time.perf_counter() - began) * 1e3
+    del engine._merge, engine.insert_unless
+    return {
+        "Spark's MERGE": spent["_merge"],
+        "the rest of the engine": spent["insert_unless"] - spent["_merge"],
+        "manifest, hashes, decisions": total - spent["insert_unless"],
+    }
+
+
+def main() -> None:
+    """Measure, print one table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--size-mib", type=int, default=64)
+    parser.add_argument("--checkpoints", type=int, default=1000)
+    parser.add_argument("--json", type=Path, default=Path("bench-results/spark.json"))
+    options = parser.parse_args()
+    spark = build_session("bench")
+    with tempfile.TemporaryDirectory(prefix="checkpoint-catalog-bench-") as name:
+        folder = Path(name)
+        durable = CheckpointCatalog.create(spark, folder / "catalog")
+        volatile = CheckpointCatalog.for_path(spark, folder / "catalog", durable=False)
+        lines = small_saves(spark, durable, str(folder / "bare"), options.rounds)
+        lines += blobs(spark, durable, volatile, folder, options.size_mib, options.rounds)
+        lines += listing(spark, durable, folder / "catalog", options.checkpoints, options.rounds)
+        parts = breakdown(durable)
+    spark.stop()
+    print(f"\n{'':34} {'ours':>12} {'bare Delta':>12} {'ratio':>7}  aim")
+    for line in lines:
+        mark = "" if line.holds else "  missed"
+        print(f"{line.what:34} {line.ours:>12} {line.bare:>12} {line.ratio:>7.2f}  {line.aim}{mark}")
+    print("\na 1 KB save spends " + ", ".join(f"{spent:.0f} ms in {part}" for part, spent in parts.items()))
+    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "rounds": options.rounds}
+    report = {"machine": machine, "lines": [asdict(line) for line in lines], "save_1kb_ms": parts}
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    print(f"written to {options.json}")
+
+
+if __name__ == "__main__":
+    main()

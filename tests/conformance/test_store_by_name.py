@@ -1,0 +1,27 @@
+"""A selection of the store's contract, on a catalog in a schema: what could differ there is how tables are named."""
+
+import uuid
+
+import pytest
+from pyspark.sql import SparkSession
+
+from catalog.testing import CheckpointStoreSuite, Harness
+from catalog.testing.spark import SparkHarness
+
+
+class TestStoreByName:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def harness(cls, spark: SparkSession) -> Harness:
+        return SparkHarness(spark, f"conf_{uuid.uuid4().hex}")
+
+    stream = CheckpointStoreSuite.stream
+    store = CheckpointStoreSuite.store
+
+    test_full_manifest = CheckpointStoreSuite.test_a_full_manifest_and_a_bare_one_round_trip
+    test_loser = (
+        CheckpointStoreSuite.test_wrong_1_different_content_is_refused_and_a_loser_cannot_touch_the_winners_state
+    )
+    test_state = CheckpointStoreSuite.test_changed_or_lost_state_is_found_and_recovery_falls_back
+    test_purge = CheckpointStoreSuite.test_after_the_undo_window_bytes_go_and_the_id_is_closed_for_ever
+    test_streams = CheckpointStoreSuite.test_streams_are_apart_even_if_only_a_slash_or_everything_is_missing

@@ -1,0 +1,322 @@
+"""The protocol's rules, each with the interleaving that would break it, forced on real tables.
+
+The numbers are those of the protocol's list of rules. A step of one actor is made to happen just before or after a
+step of another, by an engine that calls back around the real one.
+"""
+
+from datetime import UTC, datetime, timedelta
+from itertools import count
+
+import pytest
+
+from catalog import (
+    AbandonedError,
+    BrokenChainError,
+    CheckpointCatalog,
+    CheckpointExistsError,
+    CheckpointManifest,
+    CorruptError,
+    PurgedError,
+    TrashedError,
+    keys,
+    retention,
+)
+from catalog.lifecycle import Change
+from catalog.protocol import Draft
+from catalog.tables.port import Equals, Table
+
+numbers = count()
+NOW = timedelta(0)
+
+
+class Clock:
+    def __init__(self):
+        self.now = datetime.now(UTC)
+
+    def __call__(self):
+        self.now += timedelta(microseconds=1)
+        return self.now
+
+
+class Interleaved:
+    """The real engine, with another actor's steps in between: each callback happens once."""
+
+    def __init__(self, engine):
+        self._engine = engine
+        self.before = {}
+        self.after = {}
+
+    def __getattr__(self, name):
+        real = getattr(self._engine, name)
+
+        def call(*arguments):
+            table = arguments[0] if arguments and isinstance(arguments[0], Table) else None
+            for step in ((name, table), name):
+                if happening := self.before.pop(step, None):
+                    happening()
+            result = real(*arguments)
+            for step in ((name, table), name):
+                if happening := self.after.pop(step, None):
+                    happening()
+            return result
+
+        return call if callable(real) else real
+
+
+class World:
+    """One catalog with a clock, and two actors on one stream: the second one's steps can be interleaved."""
+
+    def __init__(self, engine):
+        self.clock = Clock()
+        self.engine = Interleaved(engine)
+        self.name = f"rule {next(numbers)}"
+        self.catalog = CheckpointCatalog(engine, clock=self.clock)
+        self.slow = CheckpointCatalog(self.engine, clock=self.clock)
+        self.store = self.catalog.store(self.name)
+        self.stream = self.catalog.stream(self.name)
+        self.slow_store = self.slow.store(self.name)
+        self.slow_stream = self.slow.stream(self.name)
+
+    def save(self, *ids, state=None, **fields):
+        for one in ids:
+            manifest = CheckpointManifest.new(one, epoch=one, timestamp_ms=1, **fields)
+            self.store.save_with_state(manifest, state)
+
+    def purge(self, *ids):
+        """Trash and purge, whatever recovery would choose."""
+        wanted = [f"{one:020d}" for one in ids]
+        self.stream.trash(lambda history, now: retention.drop(history, wanted, "test", now), NOW)
+        self.clock.now += timedelta(minutes=6)
+        assert self.stream.purge() == wanted
+
+    def artifact_keys(self):
+        rows = self.catalog.engine.scan(Table.ARTIFACTS, [Equals("stream", self.name)], ["checkpoint_key"])
+        return sorted({int(one) for one in rows.column("checkpoint_key").to_pylist()})
+
+    def delta(self, one, parent, state=b"delta"):
+        """Save a checkpoint that stands on another, the way the checkpointer does."""
+        return save_delta(self.stream, one, parent, state)
+
+
+def save_delta(stream, one, parent, state=b"delta"):
+    key, attempt = f"{one:020d}", keys.new_uuid7()
+    stored = stream.stage(key, attempt, "state.bin", "delta", state)
+    text = CheckpointManifest.new(one, epoch=1, timestamp_ms=1, state_checksum=stored.sha256).canonical()
+    stream.save(
+        Draft(
+            key=key,
+            format=keys.Format.MANIFEST_V1,
+            attempt=attempt,
+            manifest=text,
+            artifacts={"state.bin": stored},
+            parent=f"{parent:020d}",
+            facts={"epoch": 1},
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(spark, tmp_path_factory):
+    return CheckpointCatalog.create(spark, tmp_path_factory.mktemp("rules") / "catalog").engine
+
+
+@pytest.fixture
+def world(engine):
+    return World(engine)
+
+
+def test_rule_1_a_pin_between_plan_and_trash_is_never_overrun(world):
+    world.save(1, 2, 3)
+    world.engine.before["insert_unless"] = lambda: world.store.pin(1, "audit")
+    assert world.slow_store.prune(1) == 1
+    assert world.store.list_ids() == [1, 3]
+
+
+def test_rule_2_a_purged_id_is_not_saved_again_even_when_its_rows_are_swept(world):
+    world.save(1, 2)
+    world.purge(1)
+    world.store.cleanup_orphans(NOW)
+    with pytest.raises(PurgedError):
+        world.save(1, sink_epochs={"zombie": 1})
+    assert world.store.next_id() == 3
+
+
+def test_rule_3_a_loser_never_touches_the_winners_bytes(world):
+    world.engine.before["insert_unless"] = lambda: world.save(1, state=b"winner")
+    with pytest.raises(CheckpointExistsError):
+        world.slow_store.save_with_state(CheckpointManifest.new(1, epoch=2), b"loser")
+    assert world.store.load_state_data(1) == b"winner"
+
+
+def test_rule_4_a_sweeper_reads_checkpoints_first_so_a_save_in_between_keeps_its_bytes(world):
+    world.save(1, state=b"one")
+    world.engine.after["scan", Table.CHECKPOINTS] = lambda: world.save(2, state=b"two")
+    world.slow_store.cleanup_orphans(NOW)
+    assert [world.store.load_state_data(one) for one in (1, 2)] == [b"one", b"two"]
+    assert world.store.validate_checkpoint(2).valid
+
+
+def test_rule_5_a_delta_is_refused_when_its_parent_was_purged_after_it_was_read(world):
+    world.save(1, 2, state=b"base")
+    world.engine.before["insert_unless"] = lambda: world.purge(1)
+    with pytest.raises(BrokenChainError, match="purged meanwhile"):
+        save_delta(world.slow_stream, 3, parent=1)
+    assert world.store.list_ids() == [2]
+
+
+def test_rule_6_an_undo_between_plan_and_purge_wins(world):
+    world.save(1, 2)
+    world.store.prune(1, undo_for=NOW)
+    world.clock.now += timedelta(minutes=6)
+    world.engine.before["insert_unless"] = lambda: world.store.restore(1)
+    assert world.slow_stream.purge() == []
+    assert world.store.list_ids() == [1, 2]
+
+
+def test_rule_7_a_late_update_of_a_purged_checkpoint_makes_no_ghost(world):
+    world.save(1, 2, sink_commit_statuses={"a": "Pending"})
+    late = world.store.load_by_id(1).with_sink_status("a", "Committed")
+    world.engine.before["insert_unless"] = lambda: world.purge(1)
+    with pytest.raises(PurgedError):
+        world.slow_store.update_manifest(late)
+    world.store.cleanup_orphans(NOW)
+    assert world.store.list_ids() == [2]
+    with pytest.raises(PurgedError):
+        world.store.update_manifest(late)
+
+
+def test_rule_8_marks_stay_and_the_highest_id_is_never_forgotten(world):
+    world.save(1, 2, 3, state=b"x")
+    world.purge(2, 3)
+    world.store.cleanup_orphans(NOW)
+    history = world.stream.history()
+    assert [(int(key), one.head.change) for key, one in history.items()][1:] == [(2, "purged"), (3, "purged")]
+    assert world.store.next_id() == 4
+    assert world.artifact_keys() == [1]
+
+
+def test_rule_9_what_is_in_the_trash_and_what_deltas_stand_on_is_kept(world):
+    world.save(1, 2, state=b"whole")
+    world.delta(3, parent=2)
+    world.store.prune(1, undo_for=timedelta(hours=1))
+    assert world.store.list_ids() == [2, 3], "the parent of a kept delta stays"
+    world.store.cleanup_orphans(NOW)
+    assert world.artifact_keys() == [1, 2, 3]
+    world.store.restore(1)
+    assert world.store.load_state_data(1) == b"whole"
+
+
+def test_rule_10_bytes_of_a_save_in_progress_go_only_after_its_id_is_closed(world):
+    world.engine.before["insert_unless"] = lambda: world.store.cleanup_orphans(NOW)
+    with pytest.raises(AbandonedError, match="take the next id"):
+        world.slow_store.save_with_state(CheckpointManifest.new(1, epoch=1), b"slow")
+    assert world.store.list_ids() == []
+    assert world.artifact_keys() == []
+    world.save(world.store.next_id(), state=b"goes on")
+    assert world.store.list_ids() == [2]
+
+
+def test_rule_10_a_save_that_commits_before_the_mark_keeps_its_bytes(world):
+    store = world.store
+    store.save_state_data(1, b"staged")
+    world.engine.before["insert_unless"] = lambda: store.save(CheckpointManifest.new(1, epoch=1))
+    assert world.slow_store.cleanup_orphans(NOW) == 0
+    assert store.load_state_data(1) == b"staged"
+    assert store.validate_checkpoint(1).issues == ()
+
+
+def test_rule_10_of_two_orphans_of_one_id_the_second_is_not_abandoned_on_top_of_a_save(world):
+    other = world.catalog.store(world.name)
+    for store in (world.store, other):
+        store.save_state_data(1, b"staged")
+    world.engine.before["insert_unless"] = lambda: world.store.save(CheckpointManifest.new(1, epoch=1))
+    world.slow_store.cleanup_orphans(NOW)
+    assert world.store.load_state_data(1) == b"staged"
+    assert world.store.cleanup_orphans(NOW) == 1
+    assert world.store.validate_checkpoint(1).valid
+
+
+def test_rule_12_a_reader_whose_checkpoint_is_purged_under_it_is_told_so(world):
+    world.save(1, 2, state=b"bytes")
+
+    def gone():
+        world.purge(1)
+        world.store.cleanup_orphans(NOW)
+
+    world.engine.after["scan", Table.CHECKPOINTS] = gone
+    with pytest.raises(PurgedError):
+        world.slow_store.load_state_data(1)
+
+
+def test_rule_12_bytes_that_are_gone_without_a_reason_are_corrupt(world):
+    world.save(1, state=b"bytes")
+    world.catalog.engine.delete(Table.ARTIFACTS, [Equals("stream", world.name)])
+    with pytest.raises(CorruptError, match="missing"):
+        world.store.load_state_data(1)
+
+
+def test_rule_13_same_content_is_not_acknowledged_when_the_stored_one_is_in_the_trash(world):
+    world.save(1, 2)
+    world.store.prune(1)
+    with pytest.raises(TrashedError, match="restore it"):
+        world.save(1)
+
+
+def test_rule_14_two_prunes_never_take_each_others_survivor(world):
+    world.save(1, 2)
+    world.save(3, sink_commit_statuses={"a": "Pending"})
+
+    def other_prune():
+        doomed = [f"{2:020d}"]
+        world.stream.trash(lambda history, now: retention.drop(history, doomed, "other", now), NOW)
+
+    world.engine.before["insert_unless"] = other_prune
+    world.slow_store.prune(1)
+    assert world.store.list_ids() == [1, 3], "2 went meanwhile, so 1 is what recovery can choose"
+    assert world.store.recover_latest_validated().chosen_id == 1
+
+
+def test_auto_prune_rides_in_the_commit_of_the_save_and_respects_a_pin_in_between(world):
+    store = world.slow.store(world.name, max_retained=1)
+    world.save(1, 2)
+    world.engine.before["insert_unless"] = lambda: world.store.pin(1, "audit")
+    before = world.stream.history()
+    store.save(CheckpointManifest.new(3, epoch=3))
+    after = world.stream.history()
+    assert before[f"{1:020d}"].live
+    assert world.store.list_ids() == [1, 3]
+    assert after[f"{2:020d}"].head.change == Change.TRASHED
+
+
+def test_auto_prune_that_fails_never_fails_the_save(world, caplog):
+    world.save(1)
+
+    def broken(_history, _now):
+        raise RuntimeError("cannot decide")
+
+    text = CheckpointManifest.new(2, epoch=1).canonical()
+    draft = Draft(key=f"{2:020d}", format=keys.Format.MANIFEST_V1, attempt="a", manifest=text, facts={"epoch": 1})
+    world.stream.save(draft, broken)
+    assert world.store.list_ids() == [1, 2]
+    assert "auto-prune" in caplog.text
+
+
+def test_an_id_taken_meanwhile_lets_auto_prune_take_nothing(world):
+    """The plan counts on the save: if the save does not happen, nothing goes."""
+    world.save(1)
+    pending = {"sink_commit_statuses": {"a": "Pending"}}
+    world.engine.before["insert_unless"] = lambda: world.save(2, **pending)
+    with pytest.raises(CheckpointExistsError):
+        world.slow.store(world.name, max_retained=1).save(CheckpointManifest.new(2, epoch=2))
+    assert world.store.list_ids() == [1, 2]
+
+
+def test_a_row_stands_later_than_what_it_stands_on_even_when_the_clock_goes_back(world):
+    world.save(1, state=b"x")
+    world.clock.now -= timedelta(days=1)
+    world.delta(2, parent=1)
+    world.store.pin(2, "kept")
+    history = world.stream.history()
+    parent, child = history[f"{1:020d}"], history[f"{2:020d}"]
+    assert child.origin.at > parent.head.at
+    assert child.head.at > child.origin.at
