@@ -62,6 +62,8 @@ class NoSuchArtifact(ChunkFault):
 def check_source(source: object) -> None:
     """Refuse what is not bytes before anything is written; the pieces of an iterator are checked as they come."""
     if isinstance(source, Path | SharedFile):
+        if isinstance(source, SharedFile) and not isinstance(source.path, str | Path):
+            raise InvalidInputError(f"a shared file's path must be text, not {type(source.path).__name__}")
         file = Path(source.path) if isinstance(source, SharedFile) else source
         if not file.is_file():
             raise InvalidInputError(f"state file {file} does not exist")
@@ -190,13 +192,15 @@ def chunk_rows(
 
 
 def _cut(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
-    """Cut pieces of any sizes into chunks of 4 MiB, without a copy where a piece holds a whole chunk."""
+    """Cut pieces of any sizes into chunks of 4 MiB, without a copy where an unchangeable piece holds a whole chunk."""
     rest = bytearray()
     for piece in pieces:
         view = _buffer(piece)
         while len(view):
             if not rest and len(view) >= CHUNK_BYTES:
-                yield view[:CHUNK_BYTES]
+                chunk = view[:CHUNK_BYTES]
+                # A caller may fill its buffer again before the chunk is hashed and written; bytes cannot change.
+                yield chunk if isinstance(chunk.obj, bytes) else bytes(chunk)
                 view = view[CHUNK_BYTES:]
                 continue
             missing = CHUNK_BYTES - len(rest)

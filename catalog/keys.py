@@ -20,6 +20,7 @@ EMPTY_STREAM = "<empty prefix>"
 """Where the stream with the empty name is stored: an empty partition value would mean NULL in Delta."""
 
 _INTEGER_KEY = re.compile(r"[0-9]{20}")
+_UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
 
 class Format(StrEnum):
@@ -50,13 +51,11 @@ def integer_key(value: object, what: str = "checkpoint_id", *, minimum: int = 1)
 
 def uuid7(value: object, what: str = "checkpoint_id") -> str:
     """Return the canonical text of a UUID version 7, else refuse it."""
-    try:
-        parsed = value if isinstance(value, uuid.UUID) else uuid.UUID(value) if isinstance(value, str) else None
-    except ValueError:
-        parsed = None
-    if parsed is None or parsed.version != 7:
-        raise InvalidInputError(f"{what} must be a UUID version 7, not {value!r}", value=value)
-    return str(parsed)
+    found = str(value).lower() if isinstance(value, str | uuid.UUID) else ""
+    if not _UUID7.fullmatch(found):
+        shown = repr(value) if isinstance(value, str | uuid.UUID) else type(value).__name__
+        raise InvalidInputError(f"{what} must be a UUID version 7, not {shown}", what=what, value=value)
+    return found
 
 
 def checkpoint_id(key: str) -> int | str:

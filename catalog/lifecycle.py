@@ -87,6 +87,8 @@ class Checkpoint:
     pin: Revision | None
     """The pin that holds it, expired or not."""
     abandoned_attempts: frozenset[str]
+    trash: Revision | None = None
+    """The revision that put it into the trash, while it is there; later ones may have abandoned attempts."""
 
     @property
     def id(self) -> int | str:
@@ -108,13 +110,18 @@ class Checkpoint:
         """The checkpoint that its deltas stand on."""
         return self.origin.parent if self.origin else None
 
+    @property
+    def undo_until(self) -> datetime | None:
+        """When its undo window ends or ended, if it is in the trash."""
+        return self.trash.until if self.trash else None
+
     def pinned(self, now: datetime) -> bool:
         """Whether a pin holds it at this time."""
         return self.pin is not None and (self.pin.until is None or self.pin.until > now)
 
     def undoable(self, now: datetime) -> bool:
         """Whether it is in the trash and its undo window is open."""
-        return self.status is Status.TRASHED and self.head.until is not None and self.head.until > now
+        return self.status is Status.TRASHED and self.undo_until is not None and self.undo_until > now
 
     @property
     def unfit(self) -> str | None:
@@ -165,8 +172,8 @@ def latest(history: History) -> Checkpoint | None:
 
 
 def _fold_one(key: str, rows: list[Revision]) -> Checkpoint:
-    origin = content = pin = None
-    committed = trashed = purged = False
+    origin = content = pin = trash = None
+    committed = purged = False
     abandoned = set()
     for row in rows:
         match row.change:
@@ -182,9 +189,9 @@ def _fold_one(key: str, rows: list[Revision]) -> Checkpoint:
             case Change.UNPINNED:
                 pin = None
             case Change.TRASHED:
-                trashed = True
+                trash = row
             case Change.RESTORED:
-                trashed = False
+                trash = None
             case Change.PURGED:
                 purged = True
             case Change.ABANDONED if row.attempt:
@@ -193,8 +200,8 @@ def _fold_one(key: str, rows: list[Revision]) -> Checkpoint:
         status = Status.PURGED
     elif origin is None:
         status = Status.ABANDONED
-    elif trashed:
+    elif trash:
         status = Status.TRASHED
     else:
         status = Status.COMMITTED if committed else Status.PREPARED
-    return Checkpoint(key, rows[-1], origin, content, status, pin, frozenset(abandoned))
+    return Checkpoint(key, rows[-1], origin, content, status, pin, frozenset(abandoned), trash)

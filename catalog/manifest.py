@@ -65,11 +65,23 @@ class StoredJson(BaseModel):
         except ValidationError as error:
             raise InvalidInputError(_explain(cls.__name__, error)) from error
 
+    @classmethod
+    def _of(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the manifest with these fields, which may hold models."""
+        try:
+            return cls.from_dict(_plain(fields))
+        except RecursionError as error:
+            raise InvalidInputError(f"{cls.__name__}: nested too deeply") from error
+
     def canonical(self) -> str:
         """Return the canonical JSON text: equal manifests give equal text."""
         try:
             text = json.dumps(
-                self.model_dump(), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+                self.model_dump(warnings=False),
+                sort_keys=True,
+                separators=(",", ":"),
+                ensure_ascii=False,
+                allow_nan=False,
             )
             text.encode()
         except (TypeError, ValueError, RecursionError) as error:
@@ -129,9 +141,10 @@ class OperatorCheckpoint(StoredJson):
             raise InvalidInputError(
                 f"inline threshold must be 0 to {INLINE_THRESHOLD_MAX_BYTES} bytes, not {threshold}"
             )
-        if len(state) <= threshold:
+        size = memoryview(state).nbytes  # len() of a view counts its items
+        if size <= threshold:
             return cls(state_b64=base64.b64encode(state).decode())
-        return cls(external=True, external_offset=keys.u64(offset, "offset"), external_length=len(state))
+        return cls(external=True, external_offset=keys.u64(offset, "offset"), external_length=size)
 
     def inline_state(self, operator: str) -> bytes | None:
         """Return the inline bytes, None if there are none; bad base64 is an error that names the operator."""
@@ -174,7 +187,7 @@ class CheckpointManifest(StoredJson):
         """Return a new manifest, by default of this moment and with 256 vnodes."""
         now = keys.now_ms() if timestamp_ms is None else timestamp_ms
         known = {"version": 1, "checkpoint_id": checkpoint_id, "epoch": epoch, "timestamp_ms": now}
-        return cls.from_dict(_plain({"vnode_count": DEFAULT_VNODE_COUNT, **fields, **known}))
+        return cls._of({"vnode_count": DEFAULT_VNODE_COUNT, **fields, **known})
 
     def with_sink_status(self, sink: str, status: SinkStatus | str, *, error: str = "") -> Self:
         """Return a copy in which a sink is `Pending`, `Committed` or `Failed` (with why)."""
@@ -241,8 +254,8 @@ class CheckpointManifestV2(StoredJson):
     def new(cls, checkpoint_id: str, epoch: int, *, timestamp_ms: int | None = None, **fields: Any) -> Self:
         """Return a new manifest, by default of this moment."""
         now = keys.now_ms() if timestamp_ms is None else timestamp_ms
-        known = {"version": 2, "checkpoint_id": str(checkpoint_id), "epoch": epoch, "timestamp_ms": now}
-        return cls.from_dict(_plain({**fields, **known}))
+        known = {"version": 2, "checkpoint_id": keys.uuid7(checkpoint_id), "epoch": epoch, "timestamp_ms": now}
+        return cls._of({**fields, **known})
 
     def entries(self) -> list[tuple[str, PartitionEntry]]:
         """Return every artifact entry with its operator."""
@@ -263,7 +276,7 @@ class CheckpointManifestV2(StoredJson):
 def artifact_path(checkpoint_id: str, operator: str, partition: int, *, delta: bool) -> str:
     """Return the path of an operator partition's artifact; a name is quoted, so it cannot leave its place."""
     # quote() leaves dots alone, and ".." is a step upwards in most path handling.
-    name = quote(operator, safe="").replace(".", "%2E")
+    name = quote(keys.text(operator, "operator name"), safe="").replace(".", "%2E")
     return f"{checkpoint_id}/operators/{name}/partition-{partition}.{'delta' if delta else 'snap'}"
 
 

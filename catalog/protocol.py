@@ -557,7 +557,7 @@ class Stream:
             one = history[key]
             kept = {
                 "saved_at": one.origin.at.isoformat() if one.origin else None,
-                "trashed_at": one.head.at.isoformat(),
+                "trashed_at": one.trash.at.isoformat() if one.trash else None,
             }
             rows.append(self._next(one, change=Change.PURGED, reason=reason, details=json.dumps(kept)))
         return rows
@@ -571,7 +571,7 @@ class Stream:
         name = f"checkpoint {checkpoint.id} of stream {self.label!r}"
         facts = {"stream": self.label, "key": checkpoint.key, "at": checkpoint.head.at}
         if checkpoint.status is Status.TRASHED:
-            until = checkpoint.head.until
+            until = checkpoint.undo_until
             return TrashedError(f"{name} is in the trash until {until}: restore it, or take the next id", **facts)
         if checkpoint.status is Status.PURGED:
             return PurgedError(f"{name} was purged at {checkpoint.head.at}: take the next id", **facts)

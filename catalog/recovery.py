@@ -74,7 +74,7 @@ def recover(
         skipped.append((checkpoint.id, "; ".join(str(issue) for issue in result.failures)))
     now = clock()
     undoable = tuple(
-        (one.id, one.head.until) for one in reversed(list(history.values())) if one.undoable(now) and one.head.until
+        (one.id, one.undo_until) for one in reversed(list(history.values())) if one.undoable(now) and one.undo_until
     )
     examined = len(skipped) + (chosen is not None)
     return RecoveryReport(chosen, tuple(skipped), examined, now - started, issues, undoable if chosen is None else ())

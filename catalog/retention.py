@@ -41,7 +41,8 @@ def keep_newest(history: History, keep_count: int, now: datetime, *, allow_empty
         keep.setdefault(eligible, "the newest that recovery could choose")
     keep |= {key: "pinned" for key in live if key not in keep and history[key].pinned(now)}
     for needed, child in chains.needed_by(history, keep).items():
-        keep.setdefault(needed, f"{history[child].id} stands on it")
+        if needed in live:
+            keep.setdefault(needed, f"{history[child].id} stands on it")
     trash = {key: f"not one of the newest {keep_count}" for key in live if key not in keep}
     return Plan(trash, keep, history[eligible] if eligible in keep else None)
 
@@ -72,10 +73,11 @@ def expired(history: History, now: datetime) -> dict[str, str]:
     due = {
         key
         for key in unpurged
-        if history[key].status is Status.TRASHED and (until := history[key].head.until) and until + PURGE_MARGIN <= now
+        if history[key].status is Status.TRASHED and (until := history[key].undo_until) and until + PURGE_MARGIN <= now
     }
     needed = chains.needed_by(history, [key for key in unpurged if key not in due])
-    return {key: f"undo window ended: {history[key].head.reason}" for key in sorted(due) if key not in needed}
+    why = {key: one.trash.reason for key, one in history.items() if one.trash}
+    return {key: f"undo window ended: {why[key]}" for key in sorted(due) if key not in needed}
 
 
 Planner = Callable[[History, datetime], Plan]

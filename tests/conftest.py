@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from catalog.session import build_session
+from catalog.testing.spark import QUICK_SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,6 +18,6 @@ if TYPE_CHECKING:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The only Spark session of this process, on two cores."""
     warehouse = tmp_path_factory.mktemp("warehouse")
-    session = build_session("tests", {"spark.sql.warehouse.dir": str(warehouse)}, master="local[2]")
+    session = build_session("tests", {**QUICK_SETTINGS, "spark.sql.warehouse.dir": str(warehouse)}, master="local[2]")
     yield session
     session.stop()

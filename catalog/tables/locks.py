@@ -99,15 +99,16 @@ def fsync_commits(table: Path, *, after: int) -> None:
         for line in entry.read_text("utf-8").splitlines():
             if added := json.loads(line).get("add"):
                 data_file = table / unquote(added["path"])
-                _fsync(data_file)
+                fsync(data_file)
                 folders |= {data_file.parent, table}
-        _fsync(entry)
+        fsync(entry)
         folders.add(log)
     for folder in folders:
-        _fsync(folder)
+        fsync(folder)
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Put a file, or a folder's entries, on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

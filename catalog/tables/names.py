@@ -49,30 +49,39 @@ def path_place(path: str | os.PathLike[str]) -> Place:
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text.strip():
         raise InvalidInputError(f"a catalog's path must be text or a pathlib.Path, not {path!r}")
+    _refuse_substitution(text)
     if text.startswith("file:"):
         text = "/" + text.removeprefix("file:").lstrip("/")
     if _SCHEME.match(text):
         return Place(path=text.rstrip("/"))
-    return Place(path=str(Path(text).expanduser().resolve()))
+    try:
+        return Place(path=str(Path(text).expanduser().resolve()))
+    except (ValueError, RuntimeError, OSError) as error:
+        raise InvalidInputError(f"{text!r} cannot be a catalog's path: {error}") from error
 
 
 def name_place(name: str) -> Place:
     """Return the place of a schema: `schema`, `catalog.schema` or `catalog.namespace.schema`, back-quotes allowed."""
     if not isinstance(name, str):
         raise InvalidInputError(f"a catalog's name must be text, not {name!r}")
+    _refuse_substitution(name)
     parts: list[str] = []
     position = 0
     while match := _PART.match(name, position):
         parts.append(match[1].replace("``", "`") if match[1] else match[2].strip())
         position = match.end()
-        if position == len(name):
-            break
-        if name[position] != ".":
+        if position == len(name) or name[position] != ".":
             break
         position += 1
-    if position != len(name) or not 1 <= len(parts) <= 3 or not all(parts):
+    if name.endswith(".") or position != len(name) or not 1 <= len(parts) <= 3 or not all(parts):
         raise InvalidInputError(f"{name!r} is not a schema name of one to three parts, such as main.checkpoints")
     return Place(schema=tuple(parts))
+
+
+def _refuse_substitution(text: str) -> None:
+    """Refuse what Spark would replace in SQL text, back-quoted or not, by a setting or an environment variable."""
+    if "${" in text:
+        raise InvalidInputError(f"{text!r} cannot be a catalog's place: Spark replaces ${{…}} in names")
 
 
 def any_place(place: str | os.PathLike[str]) -> Place:

@@ -97,4 +97,4 @@ def create_statement(table: Table, quoted_name: str) -> str:
     packaged = files("catalog") / "_sql" / "tables" / f"{table}.sql"
     source = Path(__file__).parents[2] / "sql" / "tables" / f"{table}.sql"
     text = packaged.read_text("utf-8") if packaged.is_file() else source.read_text("utf-8")
-    return text.replace("{table}", quoted_name).replace("{format}", str(FORMAT_VERSION))
+    return text.replace("{format}", str(FORMAT_VERSION)).replace("{table}", quoted_name)

@@ -29,7 +29,7 @@ from catalog.errors import (
     UnsupportedFormatError,
 )
 from catalog.session import has_delta
-from catalog.tables.locks import LOCK_FILE, LOCK_TIMEOUT_S, CommitLock, fsync_commits
+from catalog.tables.locks import LOCK_FILE, LOCK_TIMEOUT_S, CommitLock, fsync, fsync_commits
 from catalog.tables.names import Place, TableName
 from catalog.tables.port import Between, Condition, Equals, In, Outcome, Table, Unless
 from catalog.tables.schema import FORMAT_PROPERTY, FORMAT_VERSION, SCHEMAS, create_statement
@@ -105,6 +105,9 @@ class SparkEngine:
             if place.local_folder:
                 for table in Table:
                     fsync_commits(place.local_folder / table, after=-1)
+                    fsync(place.local_folder / table)
+                fsync(place.local_folder)
+                fsync(place.local_folder.parent)
         return cls(spark, place, **options)
 
     def append(self, table: Table, rows: pa.Table) -> None:

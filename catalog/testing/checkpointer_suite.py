@@ -298,7 +298,10 @@ class CheckpointerSuite:
         with pytest.raises(InvalidInputError):
             await checkpointer.save_manifest(manifest_of(id, first, beside))
 
-        await checkpointer.save_manifest(manifest_of(id, again, beside, hashed=False))
+        # Another process is later still, but this one saves, and without a hash its own bytes are meant; twice.
+        await Part("op", 0, b"rival").write(harness.catalog.checkpointer(stream), id)
+        for _ in range(2):
+            await checkpointer.save_manifest(manifest_of(id, again, beside, hashed=False))
         await checkpointer.cleanup_orphans(NO_GRACE)
         assert await load(checkpointer, id, again, beside) == [b"again", b"beside"]
 

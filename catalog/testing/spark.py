@@ -11,6 +11,14 @@ from catalog.tables.names import any_place
 from catalog.tables.port import Table
 from catalog.testing.harness import FakeClock, Harness
 
+QUICK_SETTINGS = {
+    # Many tiny queries: compiling them well, in Java and in Spark, takes longer than running them.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Settings for build_session that make test suites about three times as fast."""
+
 
 class SparkHarness(Harness):
     """A new catalog at a path or under a name."""

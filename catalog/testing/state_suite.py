@@ -205,6 +205,8 @@ class CheckpointStateStoreSuite:
             assert len(harness.checkpoint_rows(taken)) == 1
             with pytest.raises(InvalidInputError, match=format):
                 store.list(taken)
+            with pytest.raises(InvalidInputError, match=format):
+                store.delete_before(taken, U64_MAX)
         with pytest.raises(InvalidInputError, match="manifest-v1"):
             store.load(stream, 1)
 

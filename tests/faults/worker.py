@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from catalog import CatalogError, CheckpointCatalog, CheckpointManifest
 from catalog.session import build_session
+from catalog.testing.spark import QUICK_SETTINGS
 from catalog.tables.port import Outcome, Table, Unless
 
 
@@ -65,7 +66,7 @@ def state_of(checkpoint_id: int, writer: str) -> bytes:
 
 
 def race(place: str, stream: str, name: str, ids: list[int]) -> None:
-    store = CheckpointCatalog.for_path(build_session(master="local[1]"), place).store(stream)
+    store = CheckpointCatalog.for_path(build_session(master="local[1]", settings=QUICK_SETTINGS), place).store(stream)
     store.list_ids()  # warm
     tell(ready=name)
     sys.stdin.readline()
@@ -83,7 +84,7 @@ def race(place: str, stream: str, name: str, ids: list[int]) -> None:
 
 
 def save(place: str, stream: str, point: str, delay_s: float) -> None:
-    catalog = CheckpointCatalog.for_path(build_session(master="local[2]"), place)
+    catalog = CheckpointCatalog.for_path(build_session(master="local[2]", settings=QUICK_SETTINGS), place)
     catalog.engine = Watched(catalog.engine, point)
     store = catalog.store(stream)
     first = store.next_id()

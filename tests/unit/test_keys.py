@@ -1,6 +1,7 @@
 """Names and ids at the boundary, and the keys they are stored under."""
 
 import re
+import sys
 import threading
 import uuid
 from itertools import pairwise
@@ -128,7 +129,17 @@ class TestUuid7Source:
         make = Uuid7Source()
         assert make() < make()
 
-    def test_ids_rise_strictly_in_every_thread_and_are_never_made_twice(self):
+    @pytest.fixture
+    def hasty(self):
+        """Threads that change places as often as Python lets them."""
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        yield
+        sys.setswitchinterval(interval)
+
+    @pytest.mark.usefixtures("hasty")
+    def test_ids_rise_strictly_in_every_thread_and_are_never_made_twice(self, monkeypatch):
+        monkeypatch.setattr(keys.time, "time_ns", lambda: 1_700_000_000_000_000_000)
         make = Uuid7Source()
         barrier = threading.Barrier(4)
         made = [[] for _ in range(4)]

@@ -426,6 +426,11 @@ class TestCanonicalJson:
         with pytest.raises(InvalidInputError):
             CheckpointManifest.from_dict({**REQUIRED, "x": [value]}).checked()
 
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800"], ids=ascii)
+    def test_canonical_text_is_json_and_utf8_or_refused(self, value):
+        with pytest.raises(InvalidInputError, match="not representable as JSON"):
+            CheckpointManifest.from_dict({**REQUIRED, "x": [value]}).canonical()
+
     def test_a_value_that_contains_itself_is_refused(self):
         loop = []
         loop.append(loop)
