@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from catalog import CatalogError, CheckpointCatalog, CheckpointManifest
 from catalog.session import build_session
-from catalog.testing.spark import QUICK_SETTINGS
 from catalog.tables.port import Outcome, Table, Unless
+from catalog.testing.spark import QUICK_SETTINGS
 
 
 def tell(**facts: Any) -> None:
