@@ -480,7 +480,6 @@ class CheckpointerSuite:
         links = [base.link(first), change.link(first), more.link(second), last.link(third)]
         assert await checkpointer.load_chain(third, "op", 0) == links
         assert await checkpointer.load_chain(first, "op", 0) == links[:2]
-        assert await checkpointer.load_chain(second, "op", 1) == [fresh.link(second)]
         with pytest.raises(ArtifactNotFoundError):
             await checkpointer.load_chain(third, "op", 1)
         with pytest.raises(BrokenChainError, match=second):
@@ -489,6 +488,7 @@ class CheckpointerSuite:
         harness.lose_state(stream, first)
         with pytest.raises(BrokenChainError, match=first):
             await checkpointer.load_chain(third, "op", 0)
+        # A partition with a snapshot of its own needs no parent.
         assert await checkpointer.load_chain(second, "op", 1) == [fresh.link(second)]
 
     @in_a_loop

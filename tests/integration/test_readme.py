@@ -17,7 +17,9 @@ def settled(text):
 
 def test_every_example_of_the_readme_prints_what_it_says(spark, tmp_path):
     place = str(tmp_path / "first-catalog")
-    blocks = [(kind, text.replace("/tmp/first-catalog", place)) for kind, text in BLOCK.findall(README.read_text("utf-8"))]
+    blocks = [
+        (kind, text.replace("/tmp/first-catalog", place)) for kind, text in BLOCK.findall(README.read_text("utf-8"))
+    ]
     assert [kind for kind, _ in blocks] == ["python", "text"] * 4
     names = {"__name__": "readme"}
     for (_, code), (_, shown) in zip(blocks[::2], blocks[1::2], strict=True):
