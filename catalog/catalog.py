@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from catalog import keys
@@ -109,15 +110,18 @@ class CheckpointCatalog:
             max_retained: how many checkpoints auto-prune leaves at every save; 0 switches it off.
             vnode_count: what manifests are expected to have.
         """
-        return CheckpointStore(self.stream(stream), max_retained=max_retained, vnode_count=vnode_count)
+        return CheckpointStore(
+            self.stream(stream, keys.Format.MANIFEST_V1), max_retained=max_retained, vnode_count=vnode_count
+        )
 
     def checkpointer(self, stream: str) -> Checkpointer:
         """Return the async checkpointer of a stream with UUIDv7 ids (seed 002)."""
-        return Checkpointer(self.stream(stream))
+        return Checkpointer(self.stream(stream, keys.Format.MANIFEST_V2))
 
     def state_store(self, *, max_per_stream: int | None = None) -> CheckpointStateStore:
         """Return the store of CheckpointStates, whose streams are named by the states (seed 003)."""
-        return CheckpointStateStore(self.stream, max_per_stream=max_per_stream)
+        open_stream = partial(self.stream, format=keys.Format.STATE_V1)
+        return CheckpointStateStore(open_stream, max_per_stream=max_per_stream)
 
     def state_manager(self, interval: int, *, max_per_stream: int | None = None) -> CheckpointStateManager:
         """Return a manager that saves a stream's CheckpointState every `interval` events of that stream."""
@@ -130,9 +134,9 @@ class CheckpointCatalog:
         found = self.engine.scan(Table.CHECKPOINTS, [], ["stream"]).column("stream").unique().to_pylist()
         return sorted(keys.stream_label(stream) for stream in found)
 
-    def stream(self, name: str) -> Stream:
-        """Return the rows of a stream, and the protocol's steps on them."""
-        return Stream(self.engine, name, clock=self._clock, actor=self._actor)
+    def stream(self, name: str, format: keys.Format | None = None) -> Stream:
+        """Return the rows of a stream of some format, or of any, and the protocol's steps on them."""
+        return Stream(self.engine, name, format, clock=self._clock, actor=self._actor)
 
 
 def _user() -> str:

@@ -141,7 +141,7 @@ class Checkpointer:
             raise InvalidInputError(f"partition must be at most {2**32 - 1}, not {partition}")
         artifacts.check_source(data)
         if key not in self._staging:
-            self._stream.check_format(CheckpointManifestV2.FORMAT)
+            self._stream.check_format()
             self._stream.check_open(key)
         path = artifact_path(key, operator, partition, delta=delta)
         with self._lock:

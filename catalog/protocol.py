@@ -4,13 +4,16 @@ The order of writes is the heart. Bytes first, row last; readers and sweepers th
 decides whether a checkpoint is seen or needed is a revision in `checkpoints`, inserted only if that revision is new.
 """
 
+import hashlib
 import json
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from catalog import artifacts, chains, keys, lifecycle, retention
 from catalog.artifacts import ChunkFault, NoSuchArtifact, Source, Stored
@@ -33,6 +36,7 @@ from catalog.tables.port import Engine, Equals, In, Outcome, Table, Unless
 from catalog.tables.schema import CHECKPOINT_FACTS, arrow
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 ROUNDS = 8
 """How often a decision is made anew because another writer changed what it stood on."""
@@ -78,13 +82,31 @@ class SweepReport:
 class Stream:
     """One stream's rows, and the steps that may be taken on them."""
 
-    def __init__(self, engine: Engine, name: str, *, clock: Callable[[], datetime], actor: str) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        format: keys.Format | None = None,
+        *,
+        clock: Callable[[], datetime],
+        actor: str,
+    ) -> None:
+        """Open a stream.
+
+        Args:
+            engine: the tables.
+            name: the stream's name.
+            format: what the caller expects it to hold; anything else is refused. None takes any.
+            clock: the time, with time zone.
+            actor: who is written down beside every change.
+        """
         self.engine = engine
         self.stream = keys.stream_key(name)
         self.label = name
+        self.format = format
         self.clock = clock
         self.actor = actor
-        self._format_seen: str | None = None
+        self._has_format = False
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -93,6 +115,7 @@ class Stream:
         where = [Equals("stream", self.stream)] + ([In("checkpoint_key", tuple(only))] if only is not None else [])
         columns = (*CHECKPOINT_FACTS, "manifest") if manifests else CHECKPOINT_FACTS
         rows = self.engine.scan(Table.CHECKPOINTS, where, columns).to_pylist()
+        self._refuse_other_format({row["format"] for row in rows})
         return lifecycle.fold(Revision(**row) for row in rows)
 
     def find(self, key: str, *, manifest: bool = True) -> Checkpoint | None:
@@ -101,12 +124,17 @@ class Stream:
 
     def latest(self) -> Checkpoint | None:
         """Return the committed checkpoint with the highest key, with its manifest."""
-        newest = lifecycle.latest(self.history())
-        return self.find(newest.key) if newest else None
+        for _ in range(ROUNDS):
+            newest = lifecycle.latest(self.history())
+            found = self.find(newest.key) if newest else None
+            if newest is None or (found and found.status is Status.COMMITTED):
+                return found
+        raise ConflictError(f"the latest checkpoint of stream {self.label!r} went {ROUNDS} times meanwhile; try again")
 
     def highest_key(self) -> str | None:
         """Return the highest key of any row, marks included: ids are never used again."""
-        found = self.engine.scan(Table.CHECKPOINTS, [Equals("stream", self.stream)], ["checkpoint_key"])
+        found = self.engine.scan(Table.CHECKPOINTS, [Equals("stream", self.stream)], ["checkpoint_key", "format"])
+        self._refuse_other_format(set(found.column("format").to_pylist()))
         return max(found.column("checkpoint_key").to_pylist(), default=None)
 
     def require_live(self, key: str, checkpoint: Checkpoint | None) -> Checkpoint:
@@ -121,12 +149,23 @@ class Stream:
 
     def read(self, key: str, path: str, *, own_attempt: str | None = None) -> bytes:
         """Return an artifact's bytes, verified; see `stream_chunks`."""
-        for _ in range(ROUNDS):
-            try:
-                return b"".join(self.stream_chunks(key, path, own_attempt=own_attempt))
-            except _Moved:
-                continue
-        raise ConflictError(f"checkpoint {keys.checkpoint_id(key)} changed {ROUNDS} times while it was read; try again")
+        return self._unmoved(lambda: b"".join(self.stream_chunks(key, path, own_attempt=own_attempt)))
+
+    def hash_of(self, key: str, path: str, prefix: bytes = b"") -> str:
+        """Return the SHA-256 of a prefix and an artifact's bytes; see `stream_chunks`."""
+
+        def read() -> str:
+            whole = hashlib.sha256(prefix)
+            for chunk in self.stream_chunks(key, path):
+                whole.update(chunk)
+            return whole.hexdigest()
+
+        return self._unmoved(read)
+
+    def _unmoved(self, read: Callable[[], T]) -> T:
+        """Read again as often as the checkpoint changed meanwhile."""
+        retrying = Retrying(stop=stop_after_attempt(ROUNDS), retry=retry_if_exception_type(_MovedError), reraise=True)
+        return retrying(read)
 
     def stream_chunks(self, key: str, path: str, *, own_attempt: str | None = None) -> Iterator[memoryview]:
         """Yield an artifact's verified chunks: of the manifest's attempt, else the own one, else the newest.
@@ -134,6 +173,7 @@ class Stream:
         Raises:
             ArtifactNotFoundError: there is no such artifact.
             PurgedError: the checkpoint was purged, perhaps while it was read.
+            ConflictError: the checkpoint changed while it was read; start again.
             CorruptError: bytes are missing or wrong, and nothing has changed that would explain it.
         """
         seen = self.find(key, manifest=False)
@@ -160,7 +200,7 @@ class Stream:
         if now is not None and not now.live:
             return self._closed(now)
         if (now and now.head.revision) != (seen and seen.head.revision):
-            return _Moved(str(fault))
+            return _MovedError(f"checkpoint {keys.checkpoint_id(key)} changed while it was read ({fault}); try again")
         expected = now is not None and now.origin is not None and now.origin.artifact_count
         where = f"stream {self.label!r}, checkpoint {keys.checkpoint_id(key)}: "
         if isinstance(fault, NoSuchArtifact) and not expected:
@@ -169,14 +209,10 @@ class Stream:
 
     # -- staging ---------------------------------------------------------------------------------------------------
 
-    def check_format(self, format: keys.Format) -> None:
+    def check_format(self) -> None:
         """Refuse to stage for a stream that holds another format; asked of the table until the stream has one."""
-        if self._format_seen is None:
-            found = self.engine.scan(Table.CHECKPOINTS, [Equals("stream", self.stream)], ["format"])
-            formats = {one for one in found.column("format").to_pylist() if one}
-            self._format_seen = min(formats, default=None)
-        if self._format_seen not in (None, format):
-            raise self._other_format(format, self._format_seen or "")
+        if not self._has_format:
+            self.highest_key()
 
     def check_open(self, key: str) -> None:
         """Refuse to stage for an id that already has a row."""
@@ -333,10 +369,8 @@ class Stream:
             )
 
     def _explain_refusal(self, draft: Draft) -> None:
+        """Raise why the guards refused a save; a plan that has to be made anew is no reason."""
         history = self.history()
-        for other in history.values():
-            if other.head.format not in (draft.format, ""):
-                raise self._other_format(draft.format, other.head.format)
         for key in {draft.parent, *draft.vias}:
             if key in history and history[key].status is Status.PURGED:
                 raise BrokenChainError(
@@ -443,14 +477,15 @@ class Stream:
         history = self.history()
         rows = artifacts.facts(self.engine, self.stream, [])
         needed = self._needed(history, rows)
+        rows.sort(key=lambda row: row["staged_at"])
+        newest = {(row["checkpoint_key"], row["attempt"]): row["staged_at"] for row in rows}
         dead: set[tuple[str, str]] = set()
         orphans: dict[str, list[str]] = defaultdict(list)
-        for key, attempt in sorted({(row["checkpoint_key"], row["attempt"]) for row in rows} - needed):
+        for key, attempt in sorted(newest.keys() - needed):
             checkpoint = history.get(key)
-            newest = max(row["staged_at"] for row in rows if (row["checkpoint_key"], row["attempt"]) == (key, attempt))
             if checkpoint and (not checkpoint.unpurged or attempt in checkpoint.abandoned_attempts):
                 dead.add((key, attempt))
-            elif newest + grace <= noted:
+            elif newest[key, attempt] + grace <= noted:
                 orphans[key].append(attempt)
         dead |= self._abandon(history, orphans)
         self.engine.settle(Table.CHECKPOINTS)
@@ -579,12 +614,16 @@ class Stream:
             f"{name} was given up at {checkpoint.head.at} before it was saved: take the next id", **facts
         )
 
-    def _other_format(self, wanted: str, there: str) -> InvalidInputError:
-        return InvalidInputError(
-            f"stream {self.label!r} holds {there} checkpoints and cannot take {wanted} ones: use another stream",
-            stream=self.label,
-        )
+    def _refuse_other_format(self, there: set[str]) -> None:
+        """Refuse a stream that holds what the caller does not expect; marks of unsaved ids have no format."""
+        others = there - {self.format, ""}
+        if self.format and others:
+            raise InvalidInputError(
+                f"stream {self.label!r} holds {min(others)} checkpoints, not {self.format} ones: use another stream",
+                stream=self.label,
+            )
+        self._has_format |= self.format in there
 
 
-class _Moved(Exception):
+class _MovedError(ConflictError):
     """The checkpoint changed while it was read."""

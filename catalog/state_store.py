@@ -10,7 +10,7 @@ from catalog import keys, lifecycle, retention
 from catalog.errors import CorruptError, DeserializationError, InvalidInputError
 from catalog.lifecycle import Checkpoint, History
 from catalog.manifest import INLINE_THRESHOLD_BYTES, U64, Name, StoredJson, parse_stored
-from catalog.protocol import PRUNE_UNDO, Draft, Stream
+from catalog.protocol import ORPHAN_GRACE, PRUNE_UNDO, Draft, Stream
 from catalog.retention import Plan
 from catalog.state import CheckpointId, CheckpointState
 
@@ -73,7 +73,7 @@ class CheckpointStateStore:
         attempt = keys.new_uuid7()
         stored = {}
         if not inline:
-            stream.check_format(manifest.FORMAT)
+            stream.check_format()
             stored = {STATE_PATH: stream.stage(key, attempt, STATE_PATH, "state", data)}
         draft = Draft(
             key=key,
@@ -93,7 +93,7 @@ class CheckpointStateStore:
         """Return the state with the highest sequence, None if there is none."""
         stream = self._open(stream_id)
         newest = stream.latest()
-        return self._state(stream, newest) if newest and newest.live else None
+        return self._state(stream, newest) if newest else None
 
     def load(self, stream_id: str, sequence: int) -> CheckpointState | None:
         """Return the state of a sequence, None if there is none."""
@@ -117,6 +117,10 @@ class CheckpointStateStore:
     def restore(self, stream_id: str, sequence: int) -> None:
         """Take a checkpoint out of the trash, within its undo window."""
         self._open(stream_id).restore(_key(sequence))
+
+    def cleanup_orphans(self, stream_id: str, grace: timedelta = ORPHAN_GRACE) -> int:
+        """Delete what no checkpoint of a stream needs any more; see CheckpointStore.cleanup_orphans."""
+        return self._open(stream_id).clean_up(grace)
 
     def _prune(self, history: History, now: datetime) -> Plan:
         return retention.keep_newest(history, self._max or 0, now)

@@ -61,7 +61,7 @@ class CheckpointStore:
     def next_id(self) -> int:
         """Return an id above every id that was ever stored, pruned and abandoned ones included."""
         highest = self._stream.highest_key()
-        return int(highest) + 1 if highest else 1
+        return keys.u64(int(highest) + 1, "the next id") if highest else 1
 
     # -- saving ----------------------------------------------------------------------------------------------------
 
@@ -81,7 +81,8 @@ class CheckpointStore:
             attempt, stored = self._staged.get(key, (keys.new_uuid7(), None))
         vias: frozenset[str] = frozenset()
         if stored is None and manifest.expects_state:
-            found, vias = self._stream.adopt(key, attempt, {STATE_PATH: None})
+            alone = manifest.state_checksum if not manifest.inline_hash() else None
+            found, vias = self._stream.adopt(key, attempt, {STATE_PATH: alone})
             stored = found.get(STATE_PATH)
         if manifest.state_checksum is None:
             manifest = self._with_checksum(manifest, key, attempt, stored)
@@ -99,7 +100,7 @@ class CheckpointStore:
             return
         manifest, key = self._checked(manifest)
         artifacts.check_source(state)
-        self._stream.check_format(manifest.FORMAT)
+        self._stream.check_format()
         attempt = keys.new_uuid7()
         inline = manifest.inline_hash()
         mixed = hashlib.sha256(inline.encode()) if inline else None
@@ -111,7 +112,7 @@ class CheckpointStore:
         """Stage state for an id: durable and loadable at once, part of a checkpoint when its manifest is saved."""
         key = keys.integer_key(checkpoint_id)
         artifacts.check_source(state)
-        self._stream.check_format(CheckpointManifest.FORMAT)
+        self._stream.check_format()
         self._stream.check_open(key)
         attempt = keys.new_uuid7()
         stored = self._stream.stage(key, attempt, STATE_PATH, "state", state)
@@ -145,7 +146,7 @@ class CheckpointStore:
     def load_latest(self) -> CheckpointManifest | None:
         """Return the newest committed manifest, None if there is none; an unreadable one is an error, never None."""
         newest = self._stream.latest()
-        return self._parse(newest) if newest and newest.live else None
+        return self._parse(newest) if newest else None
 
     def load_by_id(self, checkpoint_id: int) -> CheckpointManifest | None:
         """Return a manifest, None if the id has no live checkpoint."""
@@ -263,8 +264,10 @@ class CheckpointStore:
         inline = manifest.inline_hash()
         checksum = stored.sha256 if stored and not inline else inline
         if stored and inline:
-            chunks = artifacts.read(self._stream.engine, self._stream.stream, key, attempt, STATE_PATH)
-            checksum = _mixed_hash(inline, chunks)
+            mixed = hashlib.sha256(inline.encode())
+            for chunk in artifacts.read(self._stream.engine, self._stream.stream, key, attempt, STATE_PATH):
+                mixed.update(chunk)
+            checksum = mixed.hexdigest()
         return manifest.model_copy(update={"state_checksum": checksum})
 
     def _save(
@@ -311,8 +314,7 @@ class CheckpointStore:
         if not staged and inline and not any(one.external for one in manifest.operator_states.values()):
             return [failure("checksum_mismatch", "checksum mismatch: the inline state is not what was saved")]
         try:
-            chunks = self._stream.stream_chunks(checkpoint.key, STATE_PATH)
-            found = _mixed_hash(inline, chunks)
+            found = self._stream.hash_of(checkpoint.key, STATE_PATH, inline.encode() if inline else b"")
         except ArtifactNotFoundError:
             return [failure("state_missing", "state data is missing")]
         except CorruptError as error:
@@ -323,14 +325,6 @@ class CheckpointStore:
         if found != manifest.state_checksum:
             return [failure("checksum_mismatch", f"checksum mismatch: state is {found}, not {manifest.state_checksum}")]
         return []
-
-
-def _mixed_hash(inline: str | None, chunks: Iterator[memoryview]) -> str:
-    """Return the checksum over a state artifact, and over the inline states' hash before it if there are any."""
-    whole = hashlib.sha256(inline.encode() if inline else b"")
-    for chunk in chunks:
-        whole.update(chunk)
-    return whole.hexdigest()
 
 
 def _facts(manifest: CheckpointManifest) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -355,12 +355,13 @@ def _check_settings(spark: SparkSession) -> None:
     if spark.conf.get("spark.databricks.delta.stalenessLimit", "0") not in ("0", "0ms", "0s"):
         raise SessionError("unset spark.databricks.delta.stalenessLimit: a commit must see what is there now")
     slow = [name for name, value in _FAST_SETTINGS.items() if spark.conf.get(name, "") != value]
-    if slow and not _warned:
-        _warned.append(True)
-        log.warning("commits are several times slower without %s; build_session() sets what is needed", ", ".join(slow))
+    if slow:
+        _warn_once(f"commits are several times slower without {', '.join(slow)}; build_session() sets what is needed")
 
 
-_warned: list[bool] = []
+@cache
+def _warn_once(message: str) -> None:
+    log.warning(message)
 
 
 def _literal(value: Any) -> str:
