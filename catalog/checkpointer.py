@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -127,7 +128,7 @@ class Checkpointer:
         await asyncio.to_thread(self._delete, keys.uuid7(id), undo_for)
 
     async def restore(self, id: str | UUID) -> None:
-        """Take a deleted checkpoint back, within its undo window."""
+        """Take a deleted checkpoint back; within its undo window this always works."""
         await asyncio.to_thread(self._stream.restore, keys.uuid7(id))
 
     async def cleanup_orphans(self, grace: timedelta = ORPHAN_GRACE) -> int:
@@ -140,9 +141,8 @@ class Checkpointer:
         if keys.u64(partition, "partition") > 2**32 - 1:
             raise InvalidInputError(f"partition must be at most {2**32 - 1}, not {partition}")
         artifacts.check_source(data)
-        if key not in self._staging:
-            self._stream.check_format()
-            self._stream.check_open(key)
+        self._stream.check_format()
+        self._stream.check_open(key)
         path = artifact_path(key, operator, partition, delta=delta)
         with self._lock:
             staging = self._staging.setdefault(key, _Staging())
@@ -171,8 +171,11 @@ class Checkpointer:
         own = {path: stored for path, (under, stored) in staged.items() if under == attempt and path in listed}
         others = {path: staged[path][1].sha256 if path in staged else sha for path, sha in listed.items()}
         missing = {path: sha for path, sha in others.items() if path not in own}
-        adopted, vias = self._stream.adopt(key, attempt, missing) if missing else ({}, frozenset())
-        _check_entries(manifest, adopted)
+        adopted, vias = (
+            self._stream.adopt(key, attempt, missing, partial(_check_entries, manifest))
+            if missing
+            else ({}, frozenset())
+        )
         lost = sorted(set(missing) - set(adopted))
         draft = Draft(
             key=key,
@@ -197,7 +200,17 @@ class Checkpointer:
         key = path_checkpoint(path)
         with self._lock:
             own = self._staging[key].stored.get(path) if key in self._staging else None
-        return self._stream.read(key, path, own_attempt=own[0] if own else None)
+        try:
+            return self._stream.read(key, path, own_attempt=own[0] if own else None)
+        except CorruptError as error:
+            if getattr(error, "missing", False) and not self._was_written(key, path):
+                raise ArtifactNotFoundError(f"checkpoint {key} has no artifact {path!r}", path=path) from error
+            raise
+
+    def _was_written(self, key: str, path: str) -> bool:
+        """Whether a saved checkpoint lists an artifact and had it when it was saved."""
+        found = self._stream.require_live(key, self._stream.find(key))
+        return path in {entry.path for _, entry in self._parse(found).entries()} - _never_written(found)
 
     def _load_chain(self, id: str | UUID, operator: str, partition: int) -> list[ChainLink]:
         key = keys.uuid7(id)
@@ -226,7 +239,7 @@ class Checkpointer:
         parts: list[tuple[str, str, bool]] = []
         for key in line:
             found = chain.get(key)
-            if found is None or not found.live:
+            if found is None or not (found.live if key == line[0] else found.unpurged):
                 what = f"is {found.status}" if found else "does not exist"
                 raise BrokenChainError(f"the chain of checkpoint {line[0]} is broken: its parent {key} {what}")
             entries = self._parse(found).partition(operator, partition)
@@ -243,7 +256,7 @@ class Checkpointer:
                 f"the chain of {operator!r} partition {partition} of checkpoint {line[0]} has no snapshot"
             )
         for key, path, is_delta in parts:
-            yield ChainLink(key, path, is_delta, self._stream.read(key, path))
+            yield ChainLink(key, path, is_delta, self._stream.read(key, path, from_trash=key != line[0]))
 
     def _update_latest(self, id: str | UUID) -> None:
         key = keys.uuid7(id)
@@ -251,10 +264,8 @@ class Checkpointer:
         def decide(checkpoint: Checkpoint) -> dict[str, Any] | None:
             if checkpoint.status is Status.COMMITTED:
                 return None
-            details = checkpoint.origin.details if checkpoint.origin else None
-            if details:
-                lost = ", ".join(json.loads(details)["missing"][:3])
-                raise ArtifactNotFoundError(f"checkpoint {key} cannot become latest: it lists {lost}, never written")
+            if lost := sorted(_never_written(checkpoint)):
+                raise ArtifactNotFoundError(f"checkpoint {key} cannot become latest: {lost[0]} was never written")
             return {"change": Change.PROMOTED}
 
         self._stream.change(key, decide)
@@ -280,6 +291,12 @@ def _check_entries(manifest: CheckpointManifestV2, stored: dict[str, Stored]) ->
                 f"operator {operator!r}: {entry.path} has {found.size} bytes with SHA-256 {found.sha256}, "
                 f"the manifest says {entry.size_bytes} bytes with {entry.sha256}"
             )
+
+
+def _never_written(checkpoint: Checkpoint) -> set[str]:
+    """Return the paths that a checkpoint lists but that nobody had written when it was saved."""
+    details = checkpoint.origin.details if checkpoint.origin else None
+    return set(json.loads(details)["missing"]) if details else set()
 
 
 def _facts(manifest: CheckpointManifestV2) -> dict[str, Any]:

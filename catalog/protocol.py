@@ -43,6 +43,7 @@ ROUNDS = 8
 AUTO_PRUNE_UNDO = timedelta(hours=1)
 PRUNE_UNDO = timedelta(days=7)
 ORPHAN_GRACE = timedelta(hours=1)
+LONGEST_SPAN = timedelta(days=36_500)
 _SWEEP_SLICE = 200
 
 
@@ -147,9 +148,11 @@ class Stream:
             raise self._closed(checkpoint)
         return checkpoint
 
-    def read(self, key: str, path: str, *, own_attempt: str | None = None) -> bytes:
+    def read(self, key: str, path: str, *, own_attempt: str | None = None, from_trash: bool = False) -> bytes:
         """Return an artifact's bytes, verified; see `stream_chunks`."""
-        return self._unmoved(lambda: b"".join(self.stream_chunks(key, path, own_attempt=own_attempt)))
+        return self._unmoved(
+            lambda: b"".join(self.stream_chunks(key, path, own_attempt=own_attempt, from_trash=from_trash))
+        )
 
     def hash_of(self, key: str, path: str, prefix: bytes = b"") -> str:
         """Return the SHA-256 of a prefix and an artifact's bytes; see `stream_chunks`."""
@@ -167,8 +170,16 @@ class Stream:
         retrying = Retrying(stop=stop_after_attempt(ROUNDS), retry=retry_if_exception_type(_MovedError), reraise=True)
         return retrying(read)
 
-    def stream_chunks(self, key: str, path: str, *, own_attempt: str | None = None) -> Iterator[memoryview]:
+    def stream_chunks(
+        self, key: str, path: str, *, own_attempt: str | None = None, from_trash: bool = False
+    ) -> Iterator[memoryview]:
         """Yield an artifact's verified chunks: of the manifest's attempt, else the own one, else the newest.
+
+        Args:
+            key: the checkpoint.
+            path: the artifact.
+            own_attempt: what the caller has staged itself.
+            from_trash: also of a checkpoint in the trash, on which a live one may stand.
 
         Raises:
             ArtifactNotFoundError: there is no such artifact.
@@ -177,7 +188,7 @@ class Stream:
             CorruptError: bytes are missing or wrong, and nothing has changed that would explain it.
         """
         seen = self.find(key, manifest=False)
-        if seen is not None:
+        if seen is not None and not (from_trash and seen.unpurged):
             self.require_live(key, seen)
         attempt = seen.origin.attempt if seen and seen.origin else self._staged_attempt(key, path, own_attempt)
         try:
@@ -197,7 +208,7 @@ class Stream:
     def _explain_fault(self, key: str, seen: Checkpoint | None, fault: ChunkFault) -> Exception:
         """Ask again before anything is called corrupt: a purge or a fold may have moved the bytes."""
         now = self.find(key, manifest=False)
-        if now is not None and not now.live:
+        if now is not None and not now.unpurged:
             return self._closed(now)
         if (now and now.head.revision) != (seen and seen.head.revision):
             return _MovedError(f"checkpoint {keys.checkpoint_id(key)} changed while it was read ({fault}); try again")
@@ -244,28 +255,37 @@ class Stream:
         return artifacts.write(self.engine, shared, source, also=also)
 
     def adopt(
-        self, key: str, attempt: str, wanted: Mapping[str, str | None]
+        self,
+        key: str,
+        attempt: str,
+        wanted: Mapping[str, str | None],
+        check: Callable[[dict[str, Stored]], None] = lambda _: None,
     ) -> tuple[dict[str, Stored], frozenset[str]]:
         """Make artifacts that another writer staged for this id part of an attempt, without moving their bytes.
 
         Args:
             key: the checkpoint.
             attempt: the attempt that adopts.
-            wanted: the SHA-256 by path, None where any will do.
+            wanted: the SHA-256 by path, None where any will do: then what a saved checkpoint names, else the newest.
+            check: refuses what was found, before anything is written.
 
         Returns:
             What was found, and the checkpoints it was borrowed through.
         """
         rows = artifacts.facts(self.engine, self.stream, [Equals("checkpoint_key", key), In("path", tuple(wanted))])
+        saved = self.find(key, manifest=False)
+        named = saved.origin.attempt if saved and saved.origin else None
         by_attempt = defaultdict(list)
         for row in rows:
             by_attempt[row["path"], row["attempt"]].append(row)
         chosen: dict[str, list[dict[str, Any]]] = {}
-        for (path, _), chunks in sorted(by_attempt.items(), key=lambda item: item[1][0]["staged_at"]):
+        for path, under in sorted(by_attempt, key=lambda one: (one[1] == named, by_attempt[one][0]["staged_at"], one)):
+            chunks = by_attempt[path, under]
             stored = artifacts.totals(chunks).get(path)
             if stored and wanted[path] in (None, stored.sha256):
                 chosen[path] = chunks
         linked = [row for chunks in chosen.values() for row in artifacts.links(chunks, attempt)]
+        check(artifacts.totals(linked))
         if linked:
             self.engine.append(Table.ARTIFACTS, arrow(Table.ARTIFACTS, linked))
         return artifacts.totals(linked), frozenset(row["via"] for row in linked if row["via"])
@@ -406,6 +426,9 @@ class Stream:
 
     def pin(self, key: str, reason: str, until: datetime | None = None) -> None:
         """Protect a checkpoint from being trashed."""
+        keys.text(reason, "reason")
+        if until is not None and (not isinstance(until, datetime) or until.utcoffset() is None):
+            raise InvalidInputError(f"until must be a datetime with a time zone, not {until!r}")
         self.change(key, lambda _: {"change": Change.PINNED, "reason": reason, "until": until})
 
     def unpin(self, key: str) -> None:
@@ -420,6 +443,7 @@ class Stream:
         Returns:
             The plan, with everything that went.
         """
+        _check_span(undo_for, "undo_for")
         gone: dict[str, str] = {}
         for _ in range(ROUNDS):
             now = self.clock()
@@ -457,8 +481,7 @@ class Stream:
 
     def clean_up(self, grace: timedelta = ORPHAN_GRACE) -> int:
         """Purge what is past its undo window, sweep, and return how many orphaned attempts were removed."""
-        if not isinstance(grace, timedelta) or grace < timedelta(0):
-            raise InvalidInputError(f"grace must be a timedelta of at least 0, not {grace!r}")
+        _check_span(grace, "grace")
         self.purge()
         return self.sweep(grace).orphans
 
@@ -623,6 +646,11 @@ class Stream:
                 stream=self.label,
             )
         self._has_format |= self.format in there
+
+
+def _check_span(span: object, what: str) -> None:
+    if not isinstance(span, timedelta) or not timedelta(0) <= span <= LONGEST_SPAN:
+        raise InvalidInputError(f"{what} must be a timedelta from 0 to {LONGEST_SPAN.days} days, not {span!r}")
 
 
 class _MovedError(ConflictError):

@@ -115,7 +115,7 @@ class CheckpointStateStore:
         return len(self._open(stream_id).trash(planner, undo_for).trash)
 
     def restore(self, stream_id: str, sequence: int) -> None:
-        """Take a checkpoint out of the trash, within its undo window."""
+        """Take a checkpoint out of the trash; within its undo window this always works."""
         self._open(stream_id).restore(_key(sequence))
 
     def cleanup_orphans(self, stream_id: str, grace: timedelta = ORPHAN_GRACE) -> int:
@@ -181,7 +181,7 @@ class CheckpointStateManager:
                 return False
             self._events[stream_id] = count % self._interval
         try:
-            self.store.save(capture())
+            self.store.save(_of_stream(stream_id, capture()))
         except BaseException:
             with self._lock:
                 self._events[stream_id] += count - count % self._interval
@@ -189,6 +189,12 @@ class CheckpointStateManager:
         with self._lock:
             self._made += 1
         return True
+
+
+def _of_stream(stream_id: str, state: CheckpointState) -> CheckpointState:
+    if state.id.stream_id != stream_id:
+        raise InvalidInputError(f"the state captured for stream {stream_id!r} is of {state.id.stream_id!r}")
+    return state
 
 
 def _key(sequence: int) -> str:

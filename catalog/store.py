@@ -8,7 +8,7 @@ from typing import Any
 
 from catalog import artifacts, keys, recovery, retention
 from catalog.artifacts import Source, Stored
-from catalog.errors import ArtifactNotFoundError, CatalogError, CorruptError, InvalidInputError
+from catalog.errors import ArtifactNotFoundError, CatalogError, CheckpointExistsError, CorruptError, InvalidInputError
 from catalog.lifecycle import Change, Checkpoint, live_keys
 from catalog.manifest import (
     DEFAULT_VNODE_COUNT,
@@ -66,8 +66,9 @@ class CheckpointStore:
     # -- saving ----------------------------------------------------------------------------------------------------
 
     def save(self, manifest: CheckpointManifest) -> None:
-        """Save a manifest; state staged by save_state_data for its id becomes part of it.
+        """Save a manifest; state that this store staged for its id by save_state_data becomes part of it.
 
+        State that another process staged does too if the manifest expects it, by external operators or a checksum.
         Saving the same content again is a success. With max_retained, older checkpoints are trashed in the same
         commit.
 
@@ -79,14 +80,16 @@ class CheckpointStore:
         manifest, key = self._checked(manifest)
         with self._lock:
             attempt, stored = self._staged.get(key, (keys.new_uuid7(), None))
-        vias: frozenset[str] = frozenset()
         if stored is None and manifest.expects_state:
-            alone = manifest.state_checksum if not manifest.inline_hash() else None
-            found, vias = self._stream.adopt(key, attempt, {STATE_PATH: alone})
-            stored = found.get(STATE_PATH)
-        if manifest.state_checksum is None:
-            manifest = self._with_checksum(manifest, key, attempt, stored)
-        self._save(manifest, key, attempt, stored, vias)
+            self._save_adopting(manifest, key, attempt)
+            return
+        try:
+            self._save_staged(manifest, key, attempt, stored)
+        except CheckpointExistsError:
+            if stored is not None:
+                raise
+            # It may be the same content: what was staged for the first save is not known here any more.
+            self._save_adopting(manifest, key, attempt)
 
     def save_with_state(self, manifest: CheckpointManifest, state: Source | None) -> None:
         """Save a manifest with its state: the state becomes durable first, then the manifest with its checksum.
@@ -227,7 +230,7 @@ class CheckpointStore:
         return len(self._stream.trash(self._keep(keep_count, allow_empty), undo_for).trash)
 
     def restore(self, checkpoint_id: int) -> None:
-        """Take a checkpoint out of the trash, within its undo window."""
+        """Take a checkpoint out of the trash; within its undo window this always works."""
         self._stream.restore(keys.integer_key(checkpoint_id))
 
     def pin(self, checkpoint_id: int, reason: str, until: datetime | None = None) -> None:
@@ -257,6 +260,24 @@ class CheckpointStore:
         for name, operator in manifest.operator_states.items():
             operator.inline_state(name)
         return manifest, key
+
+    def _save_adopting(self, manifest: CheckpointManifest, key: str, attempt: str) -> None:
+        """Save with state that was staged under another attempt."""
+        alone = manifest.state_checksum if not manifest.inline_hash() else None
+        found, vias = self._stream.adopt(key, attempt, {STATE_PATH: alone})
+        self._save_staged(manifest, key, attempt, found.get(STATE_PATH), vias)
+
+    def _save_staged(
+        self,
+        manifest: CheckpointManifest,
+        key: str,
+        attempt: str,
+        stored: Stored | None,
+        vias: frozenset[str] = frozenset(),
+    ) -> None:
+        if manifest.state_checksum is None:
+            manifest = self._with_checksum(manifest, key, attempt, stored)
+        self._save(manifest, key, attempt, stored, vias)
 
     def _with_checksum(
         self, manifest: CheckpointManifest, key: str, attempt: str, stored: Stored | None
@@ -309,7 +330,7 @@ class CheckpointStore:
         inline = manifest.inline_hash()
         if not staged and not manifest.expects_state:
             return []
-        if manifest.state_checksum is None:
+        if staged and manifest.state_checksum is None:
             return [failure("checksum_missing", "the state has no checksum")]
         if not staged and inline and not any(one.external for one in manifest.operator_states.values()):
             return [failure("checksum_mismatch", "checksum mismatch: the inline state is not what was saved")]

@@ -99,7 +99,7 @@ class CheckpointStateStoreSuite:
         store.save(above)
         with pytest.raises(CheckpointExistsError):
             store.save(state_of(stream, 2, b"\1" * INLINE_THRESHOLD_BYTES))
-        harness.catalog.stream(stream).clean_up(timedelta(0))
+        harness.catalog.state_store().cleanup_orphans(stream, timedelta(0))
         assert harness.artifact_rows(stream) == 1
         assert store.latest(stream) == above
 
@@ -169,10 +169,10 @@ class CheckpointStateStoreSuite:
         store.save(large)
         store.delete_before(stream, 2)
         harness.clock.advance(PRUNE_UNDO - timedelta(seconds=1))
-        harness.catalog.stream(stream).clean_up()
+        harness.catalog.state_store().cleanup_orphans(stream)
         assert harness.artifact_rows(stream) == 1
         harness.clock.advance(PURGE_MARGIN + timedelta(seconds=1))
-        harness.catalog.stream(stream).clean_up()
+        harness.catalog.state_store().cleanup_orphans(stream)
         assert harness.artifact_rows(stream) == 0
         assert store.load(stream, 1) is None
         with pytest.raises(PurgedError):

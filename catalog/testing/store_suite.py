@@ -129,7 +129,7 @@ class CheckpointStoreSuite:
         assert store.load_by_id(2) == bare
         assert bare.vnode_count == 0
 
-    def test_state_comes_back_in_order_from_pieces_and_files_and_wrong_bytes_never_do(
+    def test_state_comes_back_in_order_from_pieces_and_from_a_file_and_wrong_bytes_never_do(
         self, harness: Harness, store: CheckpointStore, stream: str, tmp_path: Path
     ) -> None:
         state = bytes(range(256)) * (9 << 12) + b"the end"  # 9 MiB and a bit: three chunks
@@ -142,11 +142,10 @@ class CheckpointStoreSuite:
         file.write_bytes(b"from a file")
         store.save_with_state(manifest(1), pieces())
         store.save_with_state(manifest(2), file)
-        store.save_with_state(manifest(3), SharedFile(file))
         chunks = list(store.iter_state_data(1))
         assert b"".join(chunks) == state
         assert max(map(len, chunks)) <= 4 << 20
-        assert [store.load_state_data(2), store.load_state_data(3)] == [b"from a file"] * 2
+        assert store.load_state_data(2) == b"from a file"
         harness.corrupt_state(stream, keys.integer_key(1))
         with pytest.raises(CorruptError):
             next(store.iter_state_data(1))
@@ -181,13 +180,6 @@ class CheckpointStoreSuite:
         assert store.cleanup_orphans(AT_ONCE) == 1, "the first try, and nothing that was taken over"
         assert [other.load_state_data(1), other.load_state_data(2)] == [b"abc", b"xyz"]
         assert store.validate_checkpoint(2).issues == ()
-
-    def test_state_staged_by_another_process_is_never_dropped_silently(
-        self, harness: Harness, store: CheckpointStore, stream: str
-    ) -> None:
-        harness.catalog.store(stream).save_state_data(1, b"abc")
-        store.save(manifest(1))
-        assert store.load_state_data(1) == b"abc"
 
     def test_a_checksum_chooses_among_the_states_that_were_staged(
         self, harness: Harness, store: CheckpointStore, stream: str
