@@ -16,7 +16,7 @@ run: .venv/ready  ## a first look: save, recover, undo
 	$(BIN)/python -m catalog.demo
 
 test: .venv/ready  ## the tests that every change has to pass
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 prove: .venv/ready  ## the long ones: races, kills, a cluster, a browser
 	$(BIN)/pytest -m prove -s

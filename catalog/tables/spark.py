@@ -42,7 +42,7 @@ UNKNOWN_ATTEMPTS = 3
 _ONE_FILE_BYTES = 8 << 20
 _SINGLE_WRITER_SCHEMES = ("s3:", "s3a:", "s3n:")
 _CONFLICTS = ("DELTA_CONCURRENT_", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
-_FAST_SETTINGS = {"spark.databricks.delta.snapshotPartitions": "2", "spark.sql.session.timeZone": "UTC"}
+_SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 
 
 class SparkEngine:
@@ -354,9 +354,14 @@ def _no_catalog(place: Place, why: str, *, found: bool) -> NotACatalogError:
 def _check_settings(spark: SparkSession) -> None:
     if spark.conf.get("spark.databricks.delta.stalenessLimit", "0") not in ("0", "0ms", "0s"):
         raise SessionError("unset spark.databricks.delta.stalenessLimit: a commit must see what is there now")
-    slow = [name for name, value in _FAST_SETTINGS.items() if spark.conf.get(name, "") != value]
-    if slow:
-        _warn_once(f"commits are several times slower without {', '.join(slow)}; build_session() sets what is needed")
+    if (
+        int(spark.conf.get(_SNAPSHOT_PARTITIONS, "50") or 50) > 8
+        or spark.conf.get("spark.sql.session.timeZone") != "UTC"
+    ):
+        _warn_once(
+            f"small commits are several times slower without {_SNAPSHOT_PARTITIONS}=2 and the time zone UTC; "
+            "catalog.session.SETTINGS has all that helps"
+        )
 
 
 @cache
