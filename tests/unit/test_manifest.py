@@ -563,7 +563,9 @@ class TestOperatorCheckpoint:
         assert OperatorCheckpoint().inline_state("op") is None
         assert OperatorCheckpoint.from_bytes(b"long", threshold=1).inline_state("op") is None
 
-    @pytest.mark.parametrize("state", [b"\x00\xff", bytearray(b"\x00\xff"), memoryview(b"\x00\xff")], ids=repr)
+    @pytest.mark.parametrize(
+        "state", [b"\x00\xff", bytearray(b"\x00\xff"), memoryview(b"\x00\xff")], ids=lambda state: type(state).__name__
+    )
     def test_any_bytes_like_state_comes_back(self, state):
         assert OperatorCheckpoint.from_bytes(state).inline_state("op") == b"\x00\xff"
 
