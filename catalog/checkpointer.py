@@ -22,7 +22,9 @@ from catalog.errors import (
 )
 from catalog.lifecycle import Change, Checkpoint, History, Status
 from catalog.manifest import CheckpointManifestV2, artifact_path, created_at, parse_stored, path_checkpoint
-from catalog.protocol import ORPHAN_GRACE, PRUNE_UNDO, ROUNDS, Draft, Stream
+from catalog.protocol import PRUNE_UNDO, Draft, Stream
+from catalog.reader import ROUNDS
+from catalog.sweep import ORPHAN_GRACE, clean_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ class Checkpointer:
 
     async def cleanup_orphans(self, grace: timedelta = ORPHAN_GRACE) -> int:
         """Delete artifacts that no manifest names, and those of checkpoints deleted for good; see CheckpointStore."""
-        return await asyncio.to_thread(self._stream.clean_up, grace)
+        return await asyncio.to_thread(clean_up, self._stream, grace)
 
     def _stage(self, id: str | UUID, operator: str, partition: int, data: Source, *, delta: bool) -> str:
         key = keys.uuid7(id)

@@ -10,9 +10,10 @@ from catalog import keys, lifecycle, retention
 from catalog.errors import CorruptError, DeserializationError, InvalidInputError
 from catalog.lifecycle import Checkpoint, History
 from catalog.manifest import INLINE_THRESHOLD_BYTES, U64, Name, StoredJson, parse_stored
-from catalog.protocol import ORPHAN_GRACE, PRUNE_UNDO, Draft, Stream
+from catalog.protocol import PRUNE_UNDO, Draft, Stream
 from catalog.retention import Plan
 from catalog.state import CheckpointId, CheckpointState
+from catalog.sweep import ORPHAN_GRACE, clean_up
 
 STATE_PATH = "checkpoint-state.bin"
 
@@ -120,7 +121,7 @@ class CheckpointStateStore:
 
     def cleanup_orphans(self, stream_id: str, grace: timedelta = ORPHAN_GRACE) -> int:
         """Delete what no checkpoint of a stream needs any more; see CheckpointStore.cleanup_orphans."""
-        return self._open(stream_id).clean_up(grace)
+        return clean_up(self._open(stream_id), grace)
 
     def _prune(self, history: History, now: datetime) -> Plan:
         return retention.keep_newest(history, self._max or 0, now)

@@ -19,9 +19,10 @@ from catalog.manifest import (
     parse_stored,
     sha256_text,
 )
-from catalog.protocol import ORPHAN_GRACE, PRUNE_UNDO, Draft, Stream
+from catalog.protocol import PRUNE_UNDO, Draft, Stream
 from catalog.recovery import RecoveryReport
 from catalog.retention import Planner
+from catalog.sweep import ORPHAN_GRACE, clean_up
 from catalog.validation import Issue, ValidationResult, failure, manifest_issues
 
 STATE_PATH = "state.bin"
@@ -248,7 +249,7 @@ class CheckpointStore:
             grace: state staged less than this ago is left alone: its save may be in progress. Ids whose state is
                 cleaned up before they are saved are closed.
         """
-        return self._stream.clean_up(grace)
+        return clean_up(self._stream, grace)
 
     # -- within ----------------------------------------------------------------------------------------------------
 

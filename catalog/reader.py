@@ -1,0 +1,198 @@
+"""What a stream holds, read in the protocol's order: `checkpoints` first, then the bytes, and twice before a fault."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
+
+from catalog import artifacts, keys, lifecycle
+from catalog.artifacts import ChunkFault, NoSuchArtifact
+from catalog.errors import (
+    AbandonedError,
+    ArtifactNotFoundError,
+    CheckpointNotFoundError,
+    ConflictError,
+    CorruptError,
+    InvalidInputError,
+    PurgedError,
+    TrashedError,
+)
+from catalog.lifecycle import Checkpoint, Revision, Status
+from catalog.tables.port import Engine, Equals, In, Table
+from catalog.tables.schema import CHECKPOINT_FACTS
+
+T = TypeVar("T")
+
+ROUNDS = 8
+"""How often a decision is made anew because another writer changed what it stood on."""
+
+
+class StreamReader:
+    """One stream's rows."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        format: keys.Format | None = None,
+        *,
+        clock: Callable[[], datetime],
+        actor: str,
+    ) -> None:
+        """Open a stream.
+
+        Args:
+            engine: the tables.
+            name: the stream's name.
+            format: what the caller expects it to hold; anything else is refused. None takes any.
+            clock: the time, with time zone.
+            actor: who is written down beside every change.
+        """
+        self.engine = engine
+        self.stream = keys.stream_key(name)
+        self.label = name
+        self.format = format
+        self.clock = clock
+        self.actor = actor
+        self._has_format = False
+
+    def history(self, only: Sequence[str] | None = None, *, manifests: bool = False) -> dict[str, Checkpoint]:
+        """Return the stream's checkpoints, or those of some keys, by key, oldest first."""
+        where = [Equals("stream", self.stream)] + ([In("checkpoint_key", tuple(only))] if only is not None else [])
+        columns = (*CHECKPOINT_FACTS, "manifest") if manifests else CHECKPOINT_FACTS
+        rows = self.engine.scan(Table.CHECKPOINTS, where, columns).to_pylist()
+        self._refuse_other_format({row["format"] for row in rows})
+        return lifecycle.fold(Revision(**row) for row in rows)
+
+    def find(self, key: str, *, manifest: bool = True) -> Checkpoint | None:
+        """Return one checkpoint, whatever became of it."""
+        return self.history([key], manifests=manifest).get(key)
+
+    def latest(self) -> Checkpoint | None:
+        """Return the committed checkpoint with the highest key, with its manifest."""
+        for _ in range(ROUNDS):
+            newest = lifecycle.latest(self.history())
+            found = self.find(newest.key) if newest else None
+            if newest is None or (found and found.status is Status.COMMITTED):
+                return found
+        raise ConflictError(f"the latest checkpoint of stream {self.label!r} went {ROUNDS} times meanwhile; try again")
+
+    def highest_key(self) -> str | None:
+        """Return the highest key of any row, marks included: ids are never used again."""
+        found = self.engine.scan(Table.CHECKPOINTS, [Equals("stream", self.stream)], ["checkpoint_key", "format"])
+        self._refuse_other_format(set(found.column("format").to_pylist()))
+        return max(found.column("checkpoint_key").to_pylist(), default=None)
+
+    def require_live(self, key: str, checkpoint: Checkpoint | None) -> Checkpoint:
+        """Return the checkpoint if it is live, else say what became of it."""
+        if checkpoint is None:
+            raise CheckpointNotFoundError(
+                f"stream {self.label!r} has no checkpoint {keys.checkpoint_id(key)}", stream=self.label, key=key
+            )
+        if not checkpoint.live:
+            raise self.closed(checkpoint)
+        return checkpoint
+
+    def read(self, key: str, path: str, *, own_attempt: str | None = None, from_trash: bool = False) -> bytes:
+        """Return an artifact's bytes, verified; see `stream_chunks`."""
+        return self._unmoved(
+            lambda: b"".join(self.stream_chunks(key, path, own_attempt=own_attempt, from_trash=from_trash))
+        )
+
+    def hash_of(self, key: str, path: str, prefix: bytes = b"") -> str:
+        """Return the SHA-256 of a prefix and an artifact's bytes; see `stream_chunks`."""
+
+        def read() -> str:
+            whole = hashlib.sha256(prefix)
+            for chunk in self.stream_chunks(key, path):
+                whole.update(chunk)
+            return whole.hexdigest()
+
+        return self._unmoved(read)
+
+    def _unmoved(self, read: Callable[[], T]) -> T:
+        """Read again as often as the checkpoint changed meanwhile."""
+        retrying = Retrying(stop=stop_after_attempt(ROUNDS), retry=retry_if_exception_type(_MovedError), reraise=True)
+        return retrying(read)
+
+    def stream_chunks(
+        self, key: str, path: str, *, own_attempt: str | None = None, from_trash: bool = False
+    ) -> Iterator[memoryview]:
+        """Yield an artifact's verified chunks: of the manifest's attempt, else the own one, else the newest.
+
+        Args:
+            key: the checkpoint.
+            path: the artifact.
+            own_attempt: what the caller has staged itself.
+            from_trash: also of a checkpoint in the trash, on which a live one may stand.
+
+        Raises:
+            ArtifactNotFoundError: there is no such artifact.
+            PurgedError: the checkpoint was purged, perhaps while it was read.
+            ConflictError: the checkpoint changed while it was read; start again.
+            CorruptError: bytes are missing or wrong, and nothing has changed that would explain it.
+        """
+        seen = self.find(key, manifest=False)
+        if seen is not None and not (from_trash and seen.unpurged):
+            self.require_live(key, seen)
+        attempt = seen.origin.attempt if seen and seen.origin else self._staged_attempt(key, path, own_attempt)
+        try:
+            if attempt is None:
+                raise NoSuchArtifact(f"artifact {path!r} is missing", path=path)
+            yield from artifacts.read(self.engine, self.stream, key, attempt, path)
+        except ChunkFault as fault:
+            raise self._explain_fault(key, seen, fault) from fault
+
+    def _staged_attempt(self, key: str, path: str, own_attempt: str | None) -> str | None:
+        rows = artifacts.facts(self.engine, self.stream, [Equals("checkpoint_key", key), Equals("path", path)])
+        if any(row["attempt"] == own_attempt for row in rows):
+            return own_attempt
+        newest = max(rows, key=lambda row: (row["staged_at"], row["attempt"]), default=None)
+        return newest["attempt"] if newest else None
+
+    def _explain_fault(self, key: str, seen: Checkpoint | None, fault: ChunkFault) -> Exception:
+        """Ask again before anything is called corrupt: a purge or a fold may have moved the bytes."""
+        now = self.find(key, manifest=False)
+        if now is not None and not now.unpurged:
+            return self.closed(now)
+        if (now and now.head.revision) != (seen and seen.head.revision):
+            return _MovedError(f"checkpoint {keys.checkpoint_id(key)} changed while it was read ({fault}); try again")
+        expected = now is not None and now.origin is not None and now.origin.artifact_count
+        where = f"stream {self.label!r}, checkpoint {keys.checkpoint_id(key)}: "
+        if isinstance(fault, NoSuchArtifact) and not expected:
+            return ArtifactNotFoundError(where + str(fault), stream=self.label, key=key)
+        return CorruptError(where + str(fault), stream=self.label, key=key, missing=isinstance(fault, NoSuchArtifact))
+
+    def check_format(self) -> None:
+        """Refuse to stage for a stream that holds another format; asked of the table until the stream has one."""
+        if not self._has_format:
+            self.highest_key()
+
+    def closed(self, checkpoint: Checkpoint) -> Exception:
+        """Return the error that says why an id is not live."""
+        name = f"checkpoint {checkpoint.id} of stream {self.label!r}"
+        facts = {"stream": self.label, "key": checkpoint.key, "at": checkpoint.head.at}
+        if checkpoint.status is Status.TRASHED:
+            until = checkpoint.undo_until
+            return TrashedError(f"{name} is in the trash until {until}: restore it, or take the next id", **facts)
+        if checkpoint.status is Status.PURGED:
+            return PurgedError(f"{name} was purged at {checkpoint.head.at}: take the next id", **facts)
+        return AbandonedError(
+            f"{name} was given up at {checkpoint.head.at} before it was saved: take the next id", **facts
+        )
+
+    def _refuse_other_format(self, there: set[str]) -> None:
+        """Refuse a stream that holds what the caller does not expect; marks of unsaved ids have no format."""
+        others = there - {self.format, ""}
+        if self.format and others:
+            raise InvalidInputError(
+                f"stream {self.label!r} holds {min(others)} checkpoints, not {self.format} ones: use another stream",
+                stream=self.label,
+            )
+        self._has_format |= self.format in there
+
+
+class _MovedError(ConflictError):
+    """The checkpoint changed while it was read."""

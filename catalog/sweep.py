@@ -1,0 +1,129 @@
+"""The last step: delete the bytes that nothing needs any more, and nothing can ever need again."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from catalog import artifacts, chains, keys
+from catalog.errors import CorruptError
+from catalog.lifecycle import Change, History, Status
+from catalog.protocol import Stream, check_span
+from catalog.tables.port import Equals, In, Outcome, Table
+
+ORPHAN_GRACE = timedelta(hours=1)
+SLICE = 200
+"""Attempts per delete."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """What a sweep removed."""
+
+    orphans: int
+    """Attempts that no checkpoint ever named."""
+    purged: int
+    """Attempts of checkpoints that were purged."""
+    chunks: int
+
+
+def clean_up(stream: Stream, grace: timedelta = ORPHAN_GRACE) -> int:
+    """Purge what is past its undo window, sweep, and return how many orphaned attempts were removed."""
+    check_span(grace, "grace")
+    stream.purge()
+    return sweep(stream, grace).orphans
+
+
+def sweep(stream: Stream, grace: timedelta = ORPHAN_GRACE) -> SweepReport:
+    """Delete the bytes that nothing needs any more and nothing can ever need again.
+
+    This is where data could be lost. What keeps it: `checkpoints` is read before `artifacts`; what any unpurged
+    checkpoint needs stays; an attempt that no row names is deleted only after the next revision of its key says
+    abandoned, so that a save in progress finds its id closed instead of its bytes gone; and marks are durable
+    before bytes go.
+
+    Args:
+        grace: attempts that began less than this ago are left alone.
+    """
+    noted = stream.clock()
+    history = stream.history()
+    rows = artifacts.facts(stream.engine, stream.stream, [])
+    needed = _needed(stream, history, rows)
+    rows.sort(key=lambda row: row["staged_at"])
+    newest = {(row["checkpoint_key"], row["attempt"]): row["staged_at"] for row in rows}
+    dead: set[tuple[str, str]] = set()
+    orphans: dict[str, list[str]] = defaultdict(list)
+    for key, attempt in sorted(newest.keys() - needed):
+        checkpoint = history.get(key)
+        if checkpoint and (not checkpoint.unpurged or attempt in checkpoint.abandoned_attempts):
+            dead.add((key, attempt))
+        elif newest[key, attempt] + grace <= noted:
+            orphans[key].append(attempt)
+    dead |= _abandon(stream, history, orphans)
+    stream.engine.settle(Table.CHECKPOINTS)
+    chunks = _delete_attempts(stream, dead)
+    _delete_purged_rows(stream, history)
+    purged = sum(1 for key, _ in dead if key in history and history[key].status is Status.PURGED)
+    return SweepReport(len(dead) - purged, purged, chunks)
+
+
+def _needed(stream: Stream, history: History, rows: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
+    """Return the attempts that unpurged checkpoints need: their own, their parents', and those that hold bytes."""
+    unpurged = {key for key, one in history.items() if one.unpurged}
+    unpurged |= chains.needed_by(history, unpurged).keys()
+    needed = set()
+    for key in unpurged:
+        origin = history[key].origin if key in history else None
+        if origin is None or origin.attempt is None:
+            raise CorruptError(
+                f"stream {stream.label!r}: checkpoint {keys.checkpoint_id(key)} is unreadable, so nothing is deleted",
+                stream=stream.label,
+                key=key,
+            )
+        needed.add((key, origin.attempt))
+    held = {
+        (row["held_key"], row["held_attempt"])
+        for row in rows
+        if row["held_attempt"] and (row["checkpoint_key"], row["attempt"]) in needed
+    }
+    return needed | held
+
+
+def _abandon(stream: Stream, history: History, orphans: Mapping[str, list[str]]) -> set[tuple[str, str]]:
+    """Close attempts that no row names; one that somebody was faster about is left for the next run."""
+    heads = {key: history[key].head.revision if key in history else -1 for key in orphans}
+    waiting = {key: list(attempts) for key, attempts in orphans.items()}
+    closed = set()
+    while waiting:
+        # One attempt of a key at a time: the next may go only on top of our own mark, never of a save.
+        batch = {key: attempts.pop() for key, attempts in waiting.items()}
+        rows = [
+            stream.mark(history, key, heads[key] + 1, Change.ABANDONED, "orphaned", attempt=attempt)
+            for key, attempt in batch.items()
+        ]
+        for (key, attempt), outcome in zip(batch.items(), stream.insert(rows), strict=True):
+            if outcome is Outcome.INSERTED:
+                closed.add((key, attempt))
+                heads[key] += 1
+            if outcome is not Outcome.INSERTED or not waiting[key]:
+                del waiting[key]
+    return closed
+
+
+def _delete_attempts(stream: Stream, dead: set[tuple[str, str]]) -> int:
+    # Attempts are unique across keys; short slices, because a delete loses to every append of its stream.
+    attempts = sorted({attempt for _, attempt in dead})
+    slices = [tuple(attempts[at : at + SLICE]) for at in range(0, len(attempts), SLICE)]
+    of_stream = Equals("stream", stream.stream)
+    return sum(stream.engine.delete(Table.ARTIFACTS, [of_stream, In("attempt", one)]) for one in slices)
+
+
+def _delete_purged_rows(stream: Stream, history: History) -> None:
+    """Delete the rows of purged checkpoints except the mark, which stays for ever."""
+    needed = chains.needed_by(history, [key for key, one in history.items() if one.unpurged])
+    gone = [key for key, one in history.items() if one.status is Status.PURGED and one.origin and key not in needed]
+    if gone:
+        others = tuple(change for change in Change if change is not Change.PURGED)
+        of_keys = In("checkpoint_key", tuple(gone))
+        stream.engine.delete(Table.CHECKPOINTS, [Equals("stream", stream.stream), of_keys, In("change", others)])
