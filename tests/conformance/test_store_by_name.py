@@ -20,6 +20,4 @@ class TestStoreByName:
 
     test_full_manifest = CheckpointStoreSuite.test_a_full_manifest_and_a_bare_one_round_trip
     test_two_savers = CheckpointStoreSuite.test_of_two_savers_at_once_exactly_one_wins_and_the_other_is_told
-    test_updates_at_once = CheckpointStoreSuite.test_updates_at_once_lose_no_sinks_status
     test_purge = CheckpointStoreSuite.test_after_the_undo_window_bytes_go_and_the_id_is_closed_for_ever
-    test_streams = CheckpointStoreSuite.test_streams_are_apart_even_if_only_a_slash_or_everything_is_missing

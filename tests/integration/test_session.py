@@ -40,6 +40,15 @@ quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 spark = SparkSession.builder.master("local[1]").config(map=quiet).getOrCreate()
 """
 
+CREATE = """
+import sys
+from catalog import CheckpointCatalog, SessionError
+try:
+    CheckpointCatalog.create(spark, sys.argv[2])
+except SessionError as error:
+    print(error)
+"""
+
 IVY_SETTINGS = """
 <ivysettings>
   <settings defaultResolver="empty"/>
@@ -83,10 +92,12 @@ def test_a_folder_of_jars_is_enough_without_a_network(spark: SparkSession, tmp_p
 
 def test_a_running_session_without_delta_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
     still_works = "import atexit\natexit.register(lambda: print(spark.range(3).count()))\n"
-    ended = run(NO_DELTA + still_works + START, tmp_path / "ivy")
+    ended = run(NO_DELTA + still_works + CREATE + START, tmp_path / "ivy", tmp_path / "catalog")
     assert ended.returncode == 1
     assert "\nSessionError: The Spark session that runs in this process has no Delta: " in ended.stderr
-    assert ended.stdout.splitlines() == ["3"]
+    refused, count = ended.stdout.splitlines()
+    assert refused.startswith("this Spark session has no Delta: make it with catalog.session.build_session()")
+    assert count == "3"
 
 
 def test_a_running_session_is_returned_and_keeps_its_own_settings(spark: SparkSession) -> None:
