@@ -7,6 +7,7 @@ memory stays bounded by one batch whatever the artifact's size.
 import hashlib
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -30,6 +31,8 @@ class SharedFile:
     path: str | Path
 
 
+Rows = dict[int, dict[str, Any]]
+"""Chunk rows with their bytes, by chunk number."""
 Buffer = bytes | bytearray | memoryview
 Source = Buffer | Iterable[Buffer] | Path | SharedFile
 """Where an artifact's bytes come from: bytes, pieces in order, or a file."""
@@ -98,35 +101,44 @@ def write(engine: Engine, columns: Mapping[str, Any], source: Source, *, also: H
     return Stored(row["path"], row["artifact_size"], row["artifact_sha256"])
 
 
-def read(engine: Engine, stream: str, key: str, attempt: str, path: str) -> Iterator[memoryview]:
+def read(
+    engine: Engine, stream: str, key: str, attempt: str, path: str, *, first_batch: Rows | None = None
+) -> Iterator[memoryview]:
     """Yield an artifact's chunks in order, each one verified before it is handed out, the whole at the end.
+
+    Args:
+        engine: the tables.
+        stream, key, attempt, path: name the artifact.
+        first_batch: what `load_batch` gave for it, if that was asked already.
 
     Raises:
         NoSuchArtifact: the attempt has no such artifact.
         ChunkFault: a chunk is missing, or its bytes do not match their hash.
     """
     whole, size = hashlib.sha256(), 0
-    place = [Equals("stream", stream), Equals("checkpoint_key", key), Equals("attempt", attempt), Equals("path", path)]
-    for first in count(0, BATCH_CHUNKS):
-        rows = _load(engine, [*place, Between("chunk_no", first, first + BATCH_CHUNKS)])
-        if first == 0 and not rows:
-            raise NoSuchArtifact(f"artifact {path!r} is missing", path=path)
-        for number in range(first, first + BATCH_CHUNKS):
-            if number not in rows:
-                raise ChunkFault(f"artifact {path!r}: chunk {number} is missing", path=path)
-            row = rows[number]
-            data: memoryview = row["data"]
-            if len(data) != row["chunk_size"] or hashlib.sha256(data).hexdigest() != row["chunk_sha256"]:
-                raise ChunkFault(f"artifact {path!r}: checksum mismatch in chunk {number}", path=path)
-            whole.update(data)
-            size += len(data)
-            if row["chunk_count"] is not None:
-                totals = (row["chunk_count"], row["artifact_size"], row["artifact_sha256"])
-                if totals != (number + 1, size, whole.hexdigest()):
+    with ThreadPoolExecutor(max_workers=1) as other_core:
+        for first in count(0, BATCH_CHUNKS):
+            given = first_batch if first == 0 else None
+            rows = load_batch(engine, stream, key, attempt, path, first) if given is None else given
+            if first == 0 and not rows:
+                raise NoSuchArtifact(f"artifact {path!r} is missing", path=path)
+            digests = {number: other_core.submit(_sha256, row["data"]) for number, row in rows.items()}
+            for number in range(first, first + BATCH_CHUNKS):
+                if number not in rows:
+                    raise ChunkFault(f"artifact {path!r}: chunk {number} is missing", path=path)
+                row = rows[number]
+                data: memoryview = row["data"]
+                whole.update(data)
+                size += len(data)
+                if len(data) != row["chunk_size"] or digests[number].result() != row["chunk_sha256"]:
+                    raise ChunkFault(f"artifact {path!r}: checksum mismatch in chunk {number}", path=path)
+                last = row["chunk_count"] is not None
+                found = (number + 1, size, whole.hexdigest() if last else None)
+                if last and found != (row["chunk_count"], row["artifact_size"], row["artifact_sha256"]):
                     raise ChunkFault(f"artifact {path!r}: checksum mismatch of the whole", path=path)
-            yield data
-            if row["chunk_count"] is not None:
-                return
+                yield data
+                if last:
+                    return
 
 
 def facts(engine: Engine, stream: str, where: Iterable[Condition]) -> list[dict[str, Any]]:
@@ -252,19 +264,22 @@ def file_chunks(task: bytes) -> Iterator[pa.RecordBatch]:
         yield from pa.Table.from_pylist([row], schema=SCHEMAS[Table.ARTIFACTS]).to_batches()
 
 
-def _load(engine: Engine, where: list[Condition]) -> dict[int, dict[str, Any]]:
-    """Return chunk rows with their bytes by number, those of borrowed chunks from the rows that hold them."""
+def load_batch(engine: Engine, stream: str, key: str, attempt: str, path: str, first: int = 0) -> Rows:
+    """Return a batch of an artifact's chunks from one number on, borrowed ones with the bytes of their holders."""
+    of_stream = Equals("stream", stream)
+    named = Equals("checkpoint_key", key), Equals("attempt", attempt), Equals("path", path)
     columns = (
         "chunk_no", "chunk_count", "chunk_size", "chunk_sha256", "artifact_size", "artifact_sha256",
         "held_key", "held_attempt", "data",
     )  # fmt: skip
-    found = _with_views(engine.scan(Table.ARTIFACTS, where, columns))
+    numbers = Between("chunk_no", first, first + BATCH_CHUNKS)
+    found = _with_views(engine.scan(Table.ARTIFACTS, (of_stream, *named, numbers), columns))
     rows = {row["chunk_no"]: row for row in found}
     holders = {(row["held_key"], row["held_attempt"]) for row in rows.values() if row["data"] is None}
-    for key, attempt in holders:
-        wanted = [row for row in rows.values() if (row["held_key"], row["held_attempt"]) == (key, attempt)]
-        hashes = tuple({row["chunk_sha256"] for row in wanted})
-        place = [where[0], Equals("checkpoint_key", key), Equals("attempt", attempt), In("chunk_sha256", hashes)]
+    for holder in holders:
+        wanted = [row for row in rows.values() if (row["held_key"], row["held_attempt"]) == holder]
+        hashes = In("chunk_sha256", tuple({row["chunk_sha256"] for row in wanted}))
+        place = (of_stream, Equals("checkpoint_key", holder[0]), Equals("attempt", holder[1]), hashes)
         held = _with_views(engine.scan(Table.ARTIFACTS, place, ("chunk_sha256", "data")))
         bytes_by_hash = {row["chunk_sha256"]: row["data"] for row in held if row["data"] is not None}
         for row in wanted:
@@ -275,6 +290,21 @@ def _load(engine: Engine, where: list[Condition]) -> dict[int, dict[str, Any]]:
 def _with_views(table: pa.Table) -> list[dict[str, Any]]:
     """Return rows whose bytes are views into the Arrow table instead of copies."""
     rows: list[dict[str, Any]] = table.drop_columns(["data"]).to_pylist()
-    for row, data in zip(rows, table.column("data"), strict=True):
-        row["data"] = memoryview(data.as_buffer()) if data.is_valid else None
+    for row, data in zip(rows, _views(table.column("data")), strict=True):
+        row["data"] = data
     return rows
+
+
+def _sha256(data: Buffer) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _views(column: pa.ChunkedArray) -> Iterator[memoryview | None]:
+    """Yield the values of a binary column; a value taken as a scalar would be a copy."""
+    for array in column.chunks:
+        _, ends, payload = array.buffers()
+        width = pa.int64() if pa.types.is_large_binary(array.type) else pa.int32()
+        bounds = pa.Array.from_buffers(width, len(array) + 1, [None, ends], offset=array.offset).to_pylist()
+        whole = memoryview(payload) if payload is not None else memoryview(b"")
+        for valid, start, end in zip(array.is_valid().to_pylist(), bounds, bounds[1:], strict=False):
+            yield whole[start:end] if valid else None

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import TypeVar
 
@@ -57,6 +58,7 @@ class StreamReader:
         self.clock = clock
         self.actor = actor
         self._has_format = False
+        self._attempts: dict[str, str] = {}
 
     def history(self, only: Sequence[str] | None = None, *, manifests: bool = False) -> dict[str, Checkpoint]:
         """Return the stream's checkpoints, or those of some keys, by key, oldest first."""
@@ -64,7 +66,9 @@ class StreamReader:
         columns = (*CHECKPOINT_FACTS, "manifest") if manifests else CHECKPOINT_FACTS
         rows = self.engine.scan(Table.CHECKPOINTS, where, columns).to_pylist()
         self._refuse_other_format({row["format"] for row in rows})
-        return lifecycle.fold(Revision(**row) for row in rows)
+        history = lifecycle.fold(Revision(**row) for row in rows)
+        self._attempts = {key: one.origin.attempt for key, one in history.items() if one.origin and one.origin.attempt}
+        return history
 
     def find(self, key: str, *, manifest: bool = True) -> Checkpoint | None:
         """Return one checkpoint, whatever became of it."""
@@ -134,16 +138,30 @@ class StreamReader:
             ConflictError: the checkpoint changed while it was read; start again.
             CorruptError: bytes are missing or wrong, and nothing has changed that would explain it.
         """
-        seen = self.find(key, manifest=False)
+        seen, known, first_batch = self._look(key, path)
         if seen is not None and not (from_trash and seen.unpurged):
             self.require_live(key, seen)
         attempt = seen.origin.attempt if seen and seen.origin else self._staged_attempt(key, path, own_attempt)
         try:
             if attempt is None:
                 raise NoSuchArtifact(f"artifact {path!r} is missing", path=path)
-            yield from artifacts.read(self.engine, self.stream, key, attempt, path)
+            given = first_batch if attempt == known else None
+            yield from artifacts.read(self.engine, self.stream, key, attempt, path, first_batch=given)
         except ChunkFault as fault:
             raise self._explain_fault(key, seen, fault) from fault
+
+    def _look(self, key: str, path: str) -> tuple[Checkpoint | None, str | None, artifacts.Rows | None]:
+        """Return a checkpoint as it is now, and beside it the first bytes of the attempt it is known to have.
+
+        A saved checkpoint never changes its attempt, so bytes can be loaded while it is asked whether it is live.
+        """
+        known = self._attempts.get(key)
+        if known is None:
+            return self.find(key, manifest=False), None, None
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            bytes_ahead = pool.submit(artifacts.load_batch, self.engine, self.stream, key, known, path)
+            seen = self.find(key, manifest=False)
+            return seen, known, bytes_ahead.result()
 
     def _staged_attempt(self, key: str, path: str, own_attempt: str | None) -> str | None:
         rows = artifacts.facts(self.engine, self.stream, [Equals("checkpoint_key", key), Equals("path", path)])

@@ -101,15 +101,17 @@ def blobs(
 
     def save_whole() -> None:
         saved["whole"] = next(numbers)
-        volatile.store("whole").save_with_state(manifest(saved["whole"]), data)
+        whole_store.save_with_state(manifest(saved["whole"]), data)
 
-    def load(stream: str) -> None:
-        assert len(volatile.store(stream).load_state_data(saved[stream]) or b"") == len(data)
+    whole_store = volatile.store("whole")
+
+    def load() -> None:
+        assert len(whole_store.load_state_data(saved["whole"]) or b"") == len(data)
 
     bare_write, fsynced, unsynced, whole = alternate(
         rounds, write, lambda: save_state(durable, "durable"), lambda: save_state(volatile, "volatile"), save_whole
     )
-    bare_read, loaded = alternate(rounds, read, lambda: load("whole"))
+    bare_read, loaded = alternate(rounds, read, load)
 
     def line(what: str, ours: float, theirs: float, aim: float | None) -> Line:
         ratio = theirs / ours

@@ -6,6 +6,7 @@ import pickle
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -211,3 +212,12 @@ def test_executors_make_the_same_rows_from_a_file(tmp_path):
     assert [{name: row[name] for name in expected[0]} for row in found] == expected
     file.write_bytes(b"")
     assert [batch.num_rows for batch in file_chunks(pickle.dumps((str(file), columns)))] == [1]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()], ids=str)
+def test_bytes_are_read_from_arrow_without_a_copy_whatever_its_slices(kind):
+    values = pa.array([b"a", None, b"", b"xyz", b"q"], kind)
+    column = pa.chunked_array([values.slice(1, 3), values.slice(4), values.slice(0, 0)])
+    views = list(artifacts._views(column))
+    assert [None if view is None else bytes(view) for view in views] == [None, b"", b"xyz", b"q"]
+    assert all(view is None or isinstance(view.obj, pa.Buffer) for view in views)
