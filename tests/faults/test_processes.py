@@ -153,7 +153,7 @@ def read_among_writers(spark, place, saves, reads):
     ids = list(range(1, saves + 1))
     seen, count, changes = 0, 0, 0
     store = catalog.store("read")
-    with worker("race", place, "read", "writer", ",".join(map(str, ids))) as process:
+    with worker("write", place, "read", "writer", ",".join(map(str, ids))) as process:
         process.stdout.readline()
         process.stdin.write(b"go\n")
         process.stdin.flush()
@@ -177,3 +177,4 @@ def test_a_reader_among_fifty_saves_never_sees_an_invalid_latest_or_an_older_one
     count, changes = read_among_writers(spark, tmp_path / "catalog", saves=50, reads=200)
     print(f"\n{count} reads, the latest changed {changes} times")
     assert count >= 200
+    assert changes > 10, "the reader saw too little of the writer"

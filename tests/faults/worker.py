@@ -1,6 +1,7 @@
 """A writer process with a Spark of its own, for races and kills; run as a script.
 
-    worker.py race PLACE STREAM NAME ID,ID,…   tries to save every id with content of its own
+    worker.py race PLACE STREAM NAME ID,ID,…   tries to save every id with content of its own, in an order of its own
+    worker.py write PLACE STREAM NAME ID,ID,…  the same in the given order
     worker.py save PLACE STREAM POINT DELAY    saves one checkpoint after the other and is killed on the way
 
 It tells what it does line by line on standard output, each line written at once, so that what was told before a
@@ -65,12 +66,13 @@ def state_of(checkpoint_id: int, writer: str) -> bytes:
     return f"{writer} wrote {checkpoint_id} ".encode() * 5000
 
 
-def race(place: str, stream: str, name: str, ids: list[int]) -> None:
+def race(place: str, stream: str, name: str, ids: list[int], *, shuffled: bool) -> None:
     store = CheckpointCatalog.for_path(build_session(master="local[1]", settings=QUICK_SETTINGS), place).store(stream)
     store.list_ids()  # warm
     tell(ready=name)
     sys.stdin.readline()
-    random.Random(name).shuffle(ids)
+    if shuffled:
+        random.Random(name).shuffle(ids)
     for one in ids:
         manifest = CheckpointManifest.new(
             one, epoch=one, source_offsets={name: {"offsets": {"p": str(one)}, "epoch": 1}}
@@ -98,7 +100,7 @@ def save(place: str, stream: str, point: str, delay_s: float) -> None:
 
 if __name__ == "__main__":
     mode, place, stream, what, argument = sys.argv[1:]
-    if mode == "race":
-        race(place, stream, what, [int(one) for one in argument.split(",")])
+    if mode in ("race", "write"):
+        race(place, stream, what, [int(one) for one in argument.split(",")], shuffled=mode == "race")
     else:
         save(place, stream, what, float(argument))
