@@ -98,7 +98,7 @@ def test_guards_and_keys_look_at_their_own_stream_only(engine, stream):
     assert engine.insert_unless(rows(row(stream, 1)), guards) == [INSERTED]
 
 
-def test_a_fenced_insert_opens_no_file_that_statistics_rule_out(spark, engine, stream):
+def test_a_fenced_insert_rewrites_no_file(spark, engine, stream):
     for key in (1, 2, 3):
         engine.insert_unless(rows(row(stream, key)))
     engine.insert_unless(rows(row(stream, 4)), [Unless(format_other_than="manifest-v1")])
