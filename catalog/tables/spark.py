@@ -292,7 +292,10 @@ def _is_unknown(error: BaseException) -> bool:
 
 
 def _first_line(error: BaseException | None) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    # Py4J says only where a call failed; what failed is on its next line.
+    said = lines[1].lstrip(": ") if lines[0].startswith("An error occurred while calling") and lines[1:] else lines[0]
+    return said[:300]
 
 
 def _creating(place: Place) -> AbstractContextManager[None]:

@@ -4,6 +4,7 @@ The numbers are those of the protocol's list of rules. A step of one actor is ma
 step of another, by an engine that calls back around the real one.
 """
 
+import threading
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
@@ -244,6 +245,25 @@ def test_rule_12_a_reader_whose_checkpoint_is_purged_under_it_is_told_so(world):
         world.store.cleanup_orphans(NOW)
 
     world.engine.after["scan", Table.CHECKPOINTS] = gone
+    with pytest.raises(PurgedError):
+        world.slow_store.load_state_data(1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(Table.ARTIFACTS, Table.CHECKPOINTS), (Table.CHECKPOINTS, Table.ARTIFACTS)]
+)
+def test_rule_12_a_purge_between_the_bytes_and_the_row_read_beside_them_is_told(world, first, second):
+    world.save(1, 2, state=b"bytes")
+    world.slow_store.list()  # from now on the attempt is known, and bytes are read beside the row
+    done = threading.Event()
+
+    def gone():
+        assert done.wait(timeout=60), f"{first} and {second} were not read beside each other"
+        world.purge(1)
+        world.store.cleanup_orphans(NOW)
+
+    world.engine.after["scan", first] = done.set
+    world.engine.before["scan", second] = gone
     with pytest.raises(PurgedError):
         world.slow_store.load_state_data(1)
 

@@ -3,10 +3,12 @@
 import threading
 from datetime import UTC, datetime
 from itertools import count
+from pathlib import Path
 
 import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
 
 from catalog import CheckpointCatalog, CheckpointManifest, ConflictError, UnknownOutcomeError
 from catalog.tables import spark as spark_module
@@ -107,6 +109,25 @@ def test_a_fenced_insert_rewrites_no_file(spark, engine, stream):
     assert merge["operationMetrics"]["numTargetFilesRemoved"] == "0"
     assert merge["operationMetrics"]["numSourceRows"] == "1"
     assert merge["operationMetrics"].get("numTargetBytesRemoved", "0") == "0"
+
+
+def test_a_fenced_insert_opens_no_file_that_statistics_rule_out(spark, engine, stream):
+    for key in (1, 2, 3):
+        engine.insert_unless(rows(row(stream, key)))
+    frame = spark.table(engine.place.table(Table.CHECKPOINTS).sql).where(F.col("stream") == stream)
+    files = [Path(one.path.removeprefix("file:")) for one in frame.select("_metadata.file_path").toDF("path").collect()]
+    for file in files:
+        file.rename(f"{file}.away")
+    try:
+        guards = [Unless(format_other_than="manifest-v1"), Unless(key=f"{1:020d}", change="purged")]
+        guards += [Unless(key=f"{2:020d}", revision_above=0)]
+        assert engine.insert_unless(rows(row(stream, 4)), guards) == [INSERTED]
+        with pytest.raises(UnknownOutcomeError, match="FILE_NOT_EXIST"):
+            engine.insert_unless(rows(row(stream, 3)))
+    finally:
+        for file in files:
+            Path(f"{file}.away").rename(file)
+    assert stored(engine, stream) == [(1, 0), (2, 0), (3, 0), (4, 0)]
 
 
 def save_in_threads(spark, place, streams, saves):
