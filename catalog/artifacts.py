@@ -6,7 +6,7 @@ memory stays bounded by one batch whatever the artifact's size.
 
 import hashlib
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from catalog.errors import CatalogError, InvalidInputError
 from catalog.tables.port import Between, Condition, Engine, Equals, In, Table
-from catalog.tables.schema import CHUNK_FACTS, SCHEMAS, arrow
+from catalog.tables.schema import CHUNK_FACTS, arrow
 
 CHUNK_BYTES = 4 << 20
 BATCH_CHUNKS = 16
@@ -96,7 +96,7 @@ def write(engine: Engine, columns: Mapping[str, Any], source: Source, *, also: H
     for row in chunk_rows(columns, _pieces(source), also=also):
         batch.append(row)
         if len(batch) == BATCH_CHUNKS or row["chunk_count"]:
-            engine.append(Table.ARTIFACTS, arrow(Table.ARTIFACTS, batch))
+            engine.append(Table.ARTIFACTS, as_table(batch))
             batch.clear()
     return Stored(row["path"], row["artifact_size"], row["artifact_sha256"])
 
@@ -179,28 +179,44 @@ def chunk_rows(
     whole, size = hashlib.sha256(), 0
     chunks = _cut(pieces)
     chunk: Buffer | None = next(chunks, b"")
-    for number in count():
-        following = next(chunks, None)
-        assert chunk is not None  # the loop ends with the last chunk
-        whole.update(chunk)
-        size += len(chunk)
-        if also is not None:
-            also.update(chunk)
-        last = following is None
-        only = last and number == 0
-        yield {
-            **columns,
-            "chunk_no": number,
-            "chunk_size": len(chunk),
-            "chunk_sha256": whole.hexdigest() if only else hashlib.sha256(chunk).hexdigest(),
-            "chunk_count": number + 1 if last else None,
-            "artifact_size": size if last else None,
-            "artifact_sha256": whole.hexdigest() if last else None,
-            "data": chunk,
-        }
-        if last:
-            return
-        chunk = following
+    with ThreadPoolExecutor(max_workers=1) as other_core:
+        for number in count():
+            assert chunk is not None  # the loop ends with the last chunk
+            chunk_hash = other_core.submit(_sha256, chunk)
+            whole.update(chunk)
+            size += len(chunk)
+            if also is not None:
+                also.update(chunk)
+            following = next(chunks, None)
+            last = following is None
+            yield {
+                **columns,
+                "chunk_no": number,
+                "chunk_size": len(chunk),
+                "chunk_sha256": chunk_hash.result(),
+                "chunk_count": number + 1 if last else None,
+                "artifact_size": size if last else None,
+                "artifact_sha256": whole.hexdigest() if last else None,
+                "data": chunk,
+            }
+            if last:
+                return
+            chunk = following
+
+
+def as_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Return chunk rows as an Arrow table that has the bytes where they are, without a copy."""
+    facts = arrow(Table.ARTIFACTS, ({**row, "data": None} for row in rows))
+    position = facts.schema.get_field_index("data")
+    chunks = [_binary(row["data"]) for row in rows]
+    return facts.set_column(position, facts.schema.field(position), pa.chunked_array(chunks, pa.binary()))
+
+
+def _binary(data: Buffer | None) -> pa.Array:
+    if data is None:
+        return pa.nulls(1, pa.binary())
+    ends = pa.array([0, len(data)], pa.int32()).buffers()[1]
+    return pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(data)])
 
 
 def _cut(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
@@ -261,7 +277,7 @@ def file_chunks(task: bytes) -> Iterator[pa.RecordBatch]:
     """Yield a file's chunk rows one by one, so that an executor's memory stays small."""
     path, columns = pickle.loads(task)
     for row in chunk_rows(columns, _file_pieces(Path(path))):
-        yield from pa.Table.from_pylist([row], schema=SCHEMAS[Table.ARTIFACTS]).to_batches()
+        yield from as_table([row]).to_batches()
 
 
 def load_batch(engine: Engine, stream: str, key: str, attempt: str, path: str, first: int = 0) -> Rows:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from catalog import keys
 from catalog.checkpointer import Checkpointer
+from catalog.errors import SessionError
 from catalog.manifest import DEFAULT_VNODE_COUNT
 from catalog.protocol import Stream
 from catalog.state_store import CheckpointStateManager, CheckpointStateStore
@@ -101,6 +102,42 @@ class CheckpointCatalog:
         from catalog.tables.spark import SparkEngine
 
         return cls(SparkEngine(spark, name_place(name), **options), clock=clock, actor=actor)
+
+    @classmethod
+    def native(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = False,
+        clock: Callable[[], datetime] = utc_now,
+        actor: str | None = None,
+        **options: Any,
+    ) -> "CheckpointCatalog":
+        """Open the catalog at a path without Spark, for producers that commit every few seconds.
+
+        The tables are the very same: both engines can use them at once. Needs `checkpoint-catalog[native]`.
+
+        Args:
+            path: a local folder, or an address that deltalake takes, such as s3://bucket/folder.
+            create: make the catalog if there is none; without it a mistyped path is an error, not a fresh start.
+            clock: the time, with time zone.
+            actor: who is written down beside every change.
+            options: see NativeEngine: storage_options, durable, lock_timeout_s, maintain_every, keep_versions.
+
+        Raises:
+            NotACatalogError: something else is there, or nothing and it is not to be created.
+            ReadOnlyError: the place cannot be written.
+            UnsupportedFormatError: a newer version of this package made the catalog that is there.
+        """
+        try:
+            from catalog.tables.native import NativeEngine
+        except ModuleNotFoundError as error:
+            if error.name != "deltalake":
+                raise
+            raise SessionError("the native engine needs deltalake: pip install 'checkpoint-catalog[native]'") from error
+
+        make = NativeEngine.create if create else NativeEngine
+        return cls(make(path_place(path), **options), clock=clock, actor=actor)
 
     def store(self, stream: str, *, max_retained: int = 0, vnode_count: int = DEFAULT_VNODE_COUNT) -> CheckpointStore:
         """Return the store of a stream with integer ids (seed 004).

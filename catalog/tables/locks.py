@@ -82,27 +82,66 @@ class CommitLock:
             lock.release()
 
 
+def log_entry(table: Path, version: int) -> Path:
+    """Return where a local Delta table's log has a version."""
+    return table / "_delta_log" / f"{version:020d}.json"
+
+
+def log_checkpoint(table: Path, version: int) -> Path:
+    """Return where a local Delta table's log has the checkpoint of a version, if it has one."""
+    return table / "_delta_log" / f"{version:020d}.checkpoint.parquet"
+
+
 def newest_version(table: Path) -> int:
     """Return the newest version in a local Delta table's log, -1 when there is none."""
-    log = table / "_delta_log"
-    if not log.is_dir():
-        return -1
-    return max((int(entry.stem) for entry in log.glob("*.json") if entry.stem.isdecimal()), default=-1)
+    return max((version for version, kind in _log_files(table).values() if kind == "json"), default=-1)
+
+
+def shorten_log(table: Path, below: int) -> None:
+    """Remove what no version from `below` on needs from a local Delta table's log, the oldest first.
+
+    A version is read from the newest checkpoint at or before it and the entries that follow.
+    """
+    files = _log_files(table)
+    checkpoints = (version for version, kind in files.values() if kind == "checkpoint.parquet" and version <= below)
+    first = max(checkpoints, default=0)
+    for name, (version, _) in sorted(files.items(), key=lambda item: item[1]):
+        if version < first:
+            (table / "_delta_log" / name).unlink(missing_ok=True)
+
+
+def _log_files(table: Path) -> dict[str, tuple[int, str]]:
+    """Return version and kind of a local log's files by name; Hadoop hides a checksum beside each of Spark's."""
+    try:
+        names = os.listdir(table / "_delta_log")  # noqa: PTH208 - a commit waits for this, and Paths are slow
+    except FileNotFoundError:
+        return {}
+    found = ((name, name.lstrip(".").partition(".")) for name in names)
+    return {name: (int(number), kind) for name, (number, _, kind) in found if len(number) == 20 and number.isdecimal()}
 
 
 def fsync_commits(table: Path, *, after: int) -> None:
-    """Put every commit newer than a version on the disk: data files first, then log entries, then their folders."""
+    """Put every commit newer than a version on the disk: data files first, then log entries, then their folders.
+
+    The entry that they stand on goes along: its writer may have been killed before it could do so itself.
+    """
+    newest = newest_version(table)
+    if newest == after:
+        return
     log = table / "_delta_log"
-    folders = set()
-    for version in range(after + 1, newest_version(table) + 1):
-        entry = log / f"{version:020d}.json"
+    folders = {log}
+    if after >= 0:
+        fsync(log_entry(table, after))
+    for version in range(after + 1, newest + 1):
+        entry = log_entry(table, version)
         for line in entry.read_text("utf-8").splitlines():
             if added := json.loads(line).get("add"):
                 data_file = table / unquote(added["path"])
                 fsync(data_file)
                 folders |= {data_file.parent, table}
         fsync(entry)
-        folders.add(log)
+        if log_checkpoint(table, version).exists():
+            fsync(log_checkpoint(table, version))
     for folder in folders:
         fsync(folder)
 

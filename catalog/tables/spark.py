@@ -16,29 +16,20 @@ from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
-from catalog.errors import (
-    CatalogError,
-    ConflictError,
-    InvalidInputError,
-    NotACatalogError,
-    ReadOnlyError,
-    SessionError,
-    UnknownOutcomeError,
-    UnsupportedFormatError,
-)
+from catalog.errors import CatalogError, InvalidInputError, NotACatalogError, ReadOnlyError, SessionError
 from catalog.session import has_delta
-from catalog.tables.locks import LOCK_FILE, LOCK_TIMEOUT_S, CommitLock, fsync, fsync_commits
+from catalog.tables.commits import JUDGED_BY, Again, Commits, first_line, judge
+from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
 from catalog.tables.names import Place, TableName
+from catalog.tables.opening import check_format, created, creating, no_catalog
 from catalog.tables.port import Between, Condition, Equals, In, Outcome, Table, Unless
-from catalog.tables.schema import FORMAT_PROPERTY, FORMAT_VERSION, SCHEMAS, create_statement
+from catalog.tables.schema import SCHEMAS, create_statement
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONFLICT_ATTEMPTS = 12
-UNKNOWN_ATTEMPTS = 3
 _ONE_FILE_BYTES = 8 << 20
 _SINGLE_WRITER_SCHEMES = ("s3:", "s3a:", "s3n:")
 _CONFLICTS = ("DELTA_CONCURRENT_", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
@@ -72,8 +63,7 @@ class SparkEngine:
         """
         self.spark = spark
         self.place = place
-        self.conflicts = 0
-        """How often a commit of this engine had to run again because of another writer."""
+        self._commits = Commits(_is_conflict, _is_unknown, attempts=CONFLICT_ATTEMPTS, first_wait_s=0.1)
         self._names = {table: place.table(table).sql for table in Table}
         location = _catalog_location(spark, place)
         self._read_only = location.startswith(_SINGLE_WRITER_SCHEMES) and not single_writer
@@ -87,7 +77,7 @@ class SparkEngine:
     @classmethod
     def create(cls, spark: SparkSession, place: Place, **options: Any) -> "SparkEngine":
         """Create the tables that are missing, `checkpoints` last, and open the catalog."""
-        with _creating(place):
+        with creating(place):
             try:
                 return cls(spark, place, **options)
             except NotACatalogError as error:
@@ -100,15 +90,15 @@ class SparkEngine:
                     spark.sql(create_statement(table, place.table(table).sql))
             except AnalysisException as error:
                 raise NotACatalogError(
-                    f"no catalog can be created at {place}: {_first_line(error)}", place=str(place), found=True
+                    f"no catalog can be created at {place}: {first_line(error)}", place=str(place), found=True
                 ) from error
-            if place.local_folder:
-                for table in Table:
-                    fsync_commits(place.local_folder / table, after=-1)
-                    fsync(place.local_folder / table)
-                fsync(place.local_folder)
-                fsync(place.local_folder.parent)
+            created(place)
         return cls(spark, place, **options)
+
+    @property
+    def conflicts(self) -> int:
+        """How often a commit of this engine had to run again because of another writer."""
+        return self._commits.conflicts
 
     def append(self, table: Table, rows: pa.Table) -> None:
         """See Engine.append."""
@@ -208,26 +198,12 @@ class SparkEngine:
 
     def _outcomes(self, wanted: list[dict[str, Any]], named: str, unless: Sequence[Unless]) -> list[Outcome]:
         """Tell what became of each row, from one read of the rows that the MERGE looked at."""
-        columns = ("checkpoint_key", "revision", "change", "format", "insert_id")
         frame = self.spark.table(self._names[Table.CHECKPOINTS]).alias("t").where(named)
-        stored = frame.select(*columns).toArrow().to_pylist()
-        refused = any(_meets(row, guard) for row in stored for guard in unless)
-
-        def outcome(row: dict[str, Any]) -> Outcome:
-            rivals = [
-                other["insert_id"]
-                for other in stored
-                if other["checkpoint_key"] == row["checkpoint_key"] and other["revision"] >= row["revision"]
-            ]
-            if row["insert_id"] in rivals:
-                return Outcome.INSERTED
-            if rivals:
-                return Outcome.EXISTED
-            if refused:
-                return Outcome.REFUSED
-            raise _Again("the row that stood in the way is gone")
-
-        return [outcome(row) for row in wanted]
+        stored = frame.select(*JUDGED_BY).toArrow().to_pylist()
+        outcomes = [judge(row, stored, unless) for row in wanted]
+        if None in outcomes:
+            raise Again("the row that stood in the way is gone")
+        return [outcome for outcome in outcomes if outcome]
 
     def _commit(self, table: Table) -> AbstractContextManager[None]:
         if self._read_only:
@@ -238,85 +214,20 @@ class SparkEngine:
         return self._locks[table].held() if self._locks else nullcontext()
 
     def _committed(self, attempt: Callable[[], T], what: str) -> T:
-        """Run a commit, again when another writer was faster or when its outcome is unknown, and say what happened.
-
-        Running it again is safe: inserts are fenced and recognize their own rows, deletes find nothing left.
-        """
-
-        def stop(state: RetryCallState) -> bool:
-            error = state.outcome.exception() if state.outcome else None
-            return state.attempt_number >= (CONFLICT_ATTEMPTS if _is_conflict(error) else UNKNOWN_ATTEMPTS)
-
-        def note(state: RetryCallState) -> None:
-            error = state.outcome.exception() if state.outcome else None
-            self.conflicts += _is_conflict(error)
-            log.info("%s runs again after attempt %d: %s", what, state.attempt_number, _first_line(error))
-
-        retrying = Retrying(
-            stop=stop,
-            wait=wait_random_exponential(multiplier=0.1, max=3),
-            retry=retry_if_exception(lambda error: _is_conflict(error) or _is_unknown(error)),
-            before_sleep=note,
-            reraise=True,
-        )
         try:
-            return retrying(attempt)
-        except Exception as error:
-            if _is_conflict(error):
-                raise ConflictError(
-                    f"{what} lost to other writers {CONFLICT_ATTEMPTS} times; nothing was written, try again"
-                ) from error
-            if _is_unknown(error):
-                raise UnknownOutcomeError(
-                    f"{what} failed and may or may not have happened: {_first_line(error)}; look before trying again"
-                ) from error
-            if isinstance(error, AnalysisException):
-                raise CatalogError(f"{what} was refused by Spark: {_first_line(error)}") from error
-            raise
+            return self._commits.run(attempt, what)
+        except AnalysisException as error:
+            raise CatalogError(f"{what} was refused by Spark: {first_line(error)}") from error
 
 
-class _Again(Exception):
-    """The commit must be decided anew."""
-
-
-def _is_conflict(error: BaseException | None) -> bool:
-    if isinstance(error, PySparkException | Py4JError):
-        return any(mark in str(error) for mark in _CONFLICTS)
-    return isinstance(error, _Again)
+def _is_conflict(error: BaseException) -> bool:
+    return isinstance(error, PySparkException | Py4JError) and any(mark in str(error) for mark in _CONFLICTS)
 
 
 def _is_unknown(error: BaseException) -> bool:
     if isinstance(error, AnalysisException | CatalogError) or _is_conflict(error):
         return False
     return isinstance(error, PySparkException | Py4JError | OSError)
-
-
-def _first_line(error: BaseException | None) -> str:
-    lines = (str(error).strip() or type(error).__name__).splitlines()
-    # Py4J says only where a call failed; what failed is on its next line.
-    said = lines[1].lstrip(": ") if lines[0].startswith("An error occurred while calling") and lines[1:] else lines[0]
-    return said[:300]
-
-
-def _creating(place: Place) -> AbstractContextManager[None]:
-    """Let one process at a time create tables in a local folder, and only in one that holds nothing else."""
-    folder = place.local_folder
-    if folder is None:
-        return nullcontext()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        entries = {entry.name for entry in folder.iterdir()}
-    except FileExistsError as error:
-        raise NotACatalogError(f"{folder} is a file: pass a folder", place=str(place)) from error
-    except OSError as error:
-        raise ReadOnlyError(f"cannot create a catalog in {folder}: {error.strerror or error}") from error
-    foreign = entries - {LOCK_FILE, *Table}
-    if foreign and Table.CHECKPOINTS not in entries:
-        raise NotACatalogError(
-            f"{folder} is not a catalog and holds other things ({sorted(foreign)[0]!r}): pass a new or empty folder",
-            place=str(place),
-        )
-    return CommitLock(folder, durable=False).held()
 
 
 def _catalog_location(spark: SparkSession, place: Place) -> str:
@@ -331,27 +242,11 @@ def _catalog_location(spark: SparkSession, place: Place) -> str:
                 "this Spark session has no Delta: make it with catalog.session.build_session(), "
                 "or set spark.sql.extensions and spark.sql.catalog.spark_catalog as delta-spark asks"
             ) from error
-        raise _no_catalog(place, _first_line(error), found=False) from error
-    version = properties.get(FORMAT_PROPERTY, "")
-    if not version.isdecimal():
-        raise _no_catalog(place, "the table `checkpoints` there was not made by checkpoint-catalog", found=True)
-    if int(version) > FORMAT_VERSION:
-        raise UnsupportedFormatError(
-            f"the catalog at {place} has format {version}, this version reads up to {FORMAT_VERSION}: "
-            "upgrade checkpoint-catalog",
-            version=int(version),
-        )
+        raise no_catalog(place, first_line(error), found=False) from error
+    check_format(place, properties)
     _check_settings(spark)
     described = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
     return next(str(row["data_type"]) for row in described if row["col_name"] == "Location")
-
-
-def _no_catalog(place: Place, why: str, *, found: bool) -> NotACatalogError:
-    return NotACatalogError(
-        f"no checkpoint catalog at {place} ({why}): check the place, or make one with CheckpointCatalog.create",
-        place=str(place),
-        found=found,
-    )
 
 
 def _check_settings(spark: SparkSession) -> None:
@@ -414,12 +309,3 @@ def _guard(guard: Unless) -> str:
         # Marks of streams that were never saved have no format; two inequalities let statistics skip files.
         parts.append(f"t.format <> {_literal(guard.format_other_than)} AND t.format <> ''")
     return " AND ".join(parts)
-
-
-def _meets(row: dict[str, Any], guard: Unless) -> bool:
-    return (
-        (guard.key is None or row["checkpoint_key"] == guard.key)
-        and (guard.change is None or row["change"] == guard.change)
-        and (guard.revision_above is None or row["revision"] > guard.revision_above)
-        and (guard.format_other_than is None or row["format"] not in (guard.format_other_than, ""))
-    )

@@ -1,11 +1,11 @@
-"""Several processes, each with its own Spark, on one catalog: races for ids, SIGKILLs, and a reader among writers."""
+"""Several processes on one catalog, with either engine: races for ids, SIGKILLs, and a reader among writers."""
 
 import json
 import random
 import subprocess
 import sys
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -44,21 +44,26 @@ def artifact_rows(catalog, stream):
     return catalog.engine.scan(Table.ARTIFACTS, [Equals("stream", stream)], ["checkpoint_key"]).num_rows
 
 
-def run_race(spark, place, ids):
-    catalog = CheckpointCatalog.create(spark, place)
+SPARKS = {"anna": "spark", "berta": "spark", "clara": "spark"}
+MIXED = {"anna": "spark", "berta": "native", "clara": "native"}
+
+
+def run_race(catalog, place, writers, ids):
     bystander = catalog.store("bystander")
     bystander.save_with_state(CheckpointManifest.new(1, epoch=1), [b"untouched"])
-    names = ("anna", "berta", "clara")
-    arguments = [("race", place, "race", name, ",".join(map(str, ids))) for name in names]
-    with worker(*arguments[0]) as first, worker(*arguments[1]) as second, worker(*arguments[2]) as third:
-        processes = dict(zip(names, (first, second, third), strict=True))
+    numbers = ",".join(map(str, ids))
+    with ExitStack() as stack:
+        processes = {
+            name: stack.enter_context(worker(engine, "race", place, "race", name, numbers))
+            for name, engine in writers.items()
+        }
         for process in processes.values():
             assert json.loads(process.stdout.readline()).keys() == {"ready"}
         for process in processes.values():
             process.stdin.write(b"go\n")
             process.stdin.flush()
         results = {name: told(process) for name, process in processes.items()}
-    assert [process.returncode for process in processes.values()] == [0, 0, 0]
+    assert {process.returncode for process in processes.values()} == {0}
 
     winners = {}
     for name, lines in results.items():
@@ -77,7 +82,7 @@ def run_race(spark, place, ids):
         assert store.load_state_data(one) == state_of(one, winners[one])
         assert list(store.load_by_id(one).source_offsets) == [winners[one]]
         assert store.validate_checkpoint(one).issues == ()
-    assert store.cleanup_orphans(timedelta(0)) == 2 * len(ids)
+    assert store.cleanup_orphans(timedelta(0)) == (len(writers) - 1) * len(ids)
     assert artifact_rows(catalog, "race") == len(ids)
     assert store.validate_checkpoint(ids[0]).valid
     assert bystander.load_state_data(1) == b"untouched"
@@ -85,22 +90,32 @@ def run_race(spark, place, ids):
     return Counter(winners.values())
 
 
-def test_of_three_processes_racing_for_an_id_exactly_one_wins(spark, tmp_path):
-    run_race(spark, tmp_path / "catalog", [1, 2, 3])
+def test_of_three_processes_with_both_engines_racing_for_an_id_exactly_one_wins(spark, tmp_path):
+    place = tmp_path / "catalog"
+    run_race(CheckpointCatalog.create(spark, place), place, MIXED, list(range(1, 7)))
 
 
 @pytest.mark.prove
-def test_of_three_processes_racing_for_thirty_ids_exactly_one_wins_each(spark, tmp_path):
-    print("\nwinners:", dict(run_race(spark, tmp_path / "catalog", list(range(1, 31)))))
+@pytest.mark.parametrize("writers", [SPARKS, MIXED], ids=["three Sparks", "a Spark and two native"])
+def test_of_three_processes_racing_for_thirty_ids_exactly_one_wins_each(spark, tmp_path, writers):
+    place = tmp_path / "catalog"
+    winners = run_race(CheckpointCatalog.create(spark, place), place, writers, list(range(1, 31)))
+    print("\nwinners:", {f"{name} ({engine})": winners[name] for name, engine in writers.items()})
 
 
-def run_kills(spark, place, kills):
+@pytest.mark.prove
+def test_of_four_native_processes_racing_for_three_hundred_ids_exactly_one_wins_each(tmp_path):
+    place, writers = tmp_path / "catalog", dict.fromkeys(("anna", "berta", "clara", "dora"), "native")
+    catalog = CheckpointCatalog.native(place, create=True)
+    print("\nwinners:", dict(run_race(catalog, place, writers, list(range(1, 301)))))
+
+
+def run_kills(catalog, place, engine, kills):
     """Kill a writer again and again, and look at what is left; kills are (point, delay in seconds)."""
-    catalog = CheckpointCatalog.create(spark, place)
     landed = Counter()
     acknowledged = set()
     for point, delay_s in kills:
-        with worker("save", place, "killed", point, delay_s) as process:
+        with worker(engine, "save", place, "killed", point, delay_s) as process:
             lines = told(process)
         assert process.returncode == -9, "the writer was not killed"
         acknowledged |= {line["acknowledged"] for line in lines if "acknowledged" in line}
@@ -130,30 +145,35 @@ def where_it_landed(lines):
     return "during the artifacts" if reached == "before artifacts" and len(lines) > 1 else reached
 
 
-def test_a_kill_at_any_point_of_a_save_loses_nothing_and_shows_nothing_half_saved(spark, tmp_path):
-    landed, _, orphans = run_kills(spark, tmp_path / "catalog", [(point, 0) for point in POINTS])
+@pytest.mark.parametrize("engine", ["spark", "native"])
+def test_a_kill_at_any_point_of_a_save_loses_nothing_and_shows_nothing_half_saved(spark, tmp_path, engine):
+    place = tmp_path / "catalog"
+    landed, _, orphans = run_kills(CheckpointCatalog.create(spark, place), place, engine, [(one, 0) for one in POINTS])
     assert sum(landed.values()) == 3
     assert orphans == 1, "the artifacts of the save killed between its commits"
 
 
 @pytest.mark.prove
-def test_twenty_seven_kills_at_random_and_chosen_points(spark, tmp_path):
+@pytest.mark.parametrize(("engine", "chosen", "random_ones", "longest_s"), [("spark", 4, 15, 12), ("native", 4, 60, 1)])
+def test_many_kills_at_random_and_chosen_points(spark, tmp_path, engine, chosen, random_ones, longest_s):
     dice = random.Random()
-    kills = [(point, 0) for point in POINTS for _ in range(4)] + [("none", dice.uniform(0.2, 12)) for _ in range(15)]
-    landed, acknowledged, orphans = run_kills(spark, tmp_path / "catalog", kills)
-    print(f"\n{len(kills)} kills landed: {dict(landed)}; {acknowledged} acknowledged saves, {orphans} orphans cleaned")
+    kills = [(point, 0) for point in POINTS for _ in range(chosen)]
+    kills += [("none", dice.uniform(longest_s / 60, longest_s)) for _ in range(random_ones)]
+    place = tmp_path / "catalog"
+    landed, acknowledged, orphans = run_kills(CheckpointCatalog.create(spark, place), place, engine, kills)
+    told = f"{dict(landed)}; {acknowledged} acknowledged saves, {orphans} orphans cleaned"
+    print(f"\n{len(kills)} kills of a {engine} writer landed: {told}")
     assert landed["between the commits"] >= 3
     assert landed["after the manifest"] >= 3
     assert landed["before artifacts"] + landed["during the artifacts"] >= 3
 
 
-def read_among_writers(spark, place, saves, reads):
+def read_among_writers(catalog, place, engine, saves, reads):
     """Read the latest over and over while another process saves; it must be valid and never go back."""
-    catalog = CheckpointCatalog.create(spark, place)
     ids = list(range(1, saves + 1))
     seen, count, changes = 0, 0, 0
     store = catalog.store("read")
-    with worker("write", place, "read", "writer", ",".join(map(str, ids))) as process:
+    with worker(engine, "write", place, "read", "writer", ",".join(map(str, ids))) as process:
         process.stdout.readline()
         process.stdin.write(b"go\n")
         process.stdin.flush()
@@ -173,8 +193,13 @@ def read_among_writers(spark, place, saves, reads):
 
 
 @pytest.mark.prove
-def test_a_reader_among_fifty_saves_never_sees_an_invalid_latest_or_an_older_one(spark, tmp_path):
-    count, changes = read_among_writers(spark, tmp_path / "catalog", saves=50, reads=200)
-    print(f"\n{count} reads, the latest changed {changes} times")
+@pytest.mark.parametrize(("reader", "writer"), [("spark", "spark"), ("native", "spark"), ("native", "native")])
+def test_a_reader_among_fifty_saves_never_sees_an_invalid_latest_or_an_older_one(spark, tmp_path, reader, writer):
+    place = tmp_path / "catalog"
+    catalog = (
+        CheckpointCatalog.create(spark, place) if reader == "spark" else CheckpointCatalog.native(place, create=True)
+    )
+    count, changes = read_among_writers(catalog, place, writer, saves=50, reads=200)
+    print(f"\n{count} reads by {reader}, the latest by {writer} changed {changes} times")
     assert count >= 200
     assert changes > 10, "the reader saw too little of the writer"

@@ -116,9 +116,13 @@ def save_delta(stream, one, parent, state=b"delta"):
     )
 
 
-@pytest.fixture(scope="module")
-def engine(spark, tmp_path_factory):
-    return CheckpointCatalog.create(spark, tmp_path_factory.mktemp("rules") / "catalog").engine
+@pytest.fixture(scope="module", params=["native", pytest.param("spark", marks=pytest.mark.prove)])
+def engine(request, tmp_path_factory):
+    """The rules live above the port: every change is held to them on the quick engine, `make prove` on both."""
+    folder = tmp_path_factory.mktemp("rules") / "catalog"
+    if request.param == "native":
+        return CheckpointCatalog.native(folder, create=True).engine
+    return CheckpointCatalog.create(request.getfixturevalue("spark"), folder).engine
 
 
 @pytest.fixture

@@ -1,9 +1,10 @@
-"""A writer process with a Spark of its own, for races and kills; run as a script.
+"""A writer process, with a Spark of its own or none, for races and kills; run as a script.
 
-    worker.py race PLACE STREAM NAME ID,ID,…   tries to save every id with content of its own, in an order of its own
-    worker.py write PLACE STREAM NAME ID,ID,…  the same in the given order
-    worker.py save PLACE STREAM POINT DELAY    saves one checkpoint after the other and is killed on the way
+    worker.py ENGINE race PLACE STREAM NAME ID,ID,…   tries to save every id with own content, in an order of its own
+    worker.py ENGINE write PLACE STREAM NAME ID,ID,…  the same in the given order
+    worker.py ENGINE save PLACE STREAM POINT DELAY    saves one checkpoint after the other and is killed on the way
 
+ENGINE is spark or native.
 It tells what it does line by line on standard output, each line written at once, so that what was told before a
 SIGKILL is not lost.
 """
@@ -20,9 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from catalog import CatalogError, CheckpointCatalog, CheckpointManifest
-from catalog.session import build_session
 from catalog.tables.port import Outcome, Table, Unless
-from catalog.testing.spark import QUICK_SETTINGS
 
 
 def tell(**facts: Any) -> None:
@@ -61,13 +60,22 @@ class Watched:
         return outcomes
 
 
+def open_catalog(engine: str, place: str, cores: int) -> CheckpointCatalog:
+    if engine == "native":
+        return CheckpointCatalog.native(place, maintain_every=5)
+    from catalog.session import build_session
+    from catalog.testing.spark import QUICK_SETTINGS
+
+    return CheckpointCatalog.for_path(build_session(master=f"local[{cores}]", settings=QUICK_SETTINGS), place)
+
+
 def state_of(checkpoint_id: int, writer: str) -> bytes:
     """The state a writer saves under an id."""
     return f"{writer} wrote {checkpoint_id} ".encode() * 5000
 
 
-def race(place: str, stream: str, name: str, ids: list[int], *, shuffled: bool) -> None:
-    store = CheckpointCatalog.for_path(build_session(master="local[1]", settings=QUICK_SETTINGS), place).store(stream)
+def race(catalog: CheckpointCatalog, stream: str, name: str, ids: list[int], *, shuffled: bool) -> None:
+    store = catalog.store(stream)
     store.list_ids()  # warm
     tell(ready=name)
     sys.stdin.readline()
@@ -85,8 +93,7 @@ def race(place: str, stream: str, name: str, ids: list[int], *, shuffled: bool) 
             tell(id=one, won=True)
 
 
-def save(place: str, stream: str, point: str, delay_s: float) -> None:
-    catalog = CheckpointCatalog.for_path(build_session(master="local[2]", settings=QUICK_SETTINGS), place)
+def save(catalog: CheckpointCatalog, stream: str, point: str, delay_s: float) -> None:
     catalog.engine = Watched(catalog.engine, point)
     store = catalog.store(stream)
     first = store.next_id()
@@ -99,8 +106,9 @@ def save(place: str, stream: str, point: str, delay_s: float) -> None:
 
 
 if __name__ == "__main__":
-    mode, place, stream, what, argument = sys.argv[1:]
+    engine, mode, place, stream, what, argument = sys.argv[1:]
     if mode in ("race", "write"):
-        race(place, stream, what, [int(one) for one in argument.split(",")], shuffled=mode == "race")
+        ids = [int(one) for one in argument.split(",")]
+        race(open_catalog(engine, place, 1), stream, what, ids, shuffled=mode == "race")
     else:
-        save(place, stream, what, float(argument))
+        save(open_catalog(engine, place, 2), stream, what, float(argument))

@@ -1,18 +1,23 @@
-"""The fence on real Delta tables: exact outcomes, conflicts, and commits whose outcome is not known at first."""
+"""The fence on real Delta tables, with both engines: exact outcomes, conflicts, commits with an unknown outcome."""
 
+import json
 import threading
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F
 
 from catalog import CheckpointCatalog, CheckpointManifest, ConflictError, UnknownOutcomeError
-from catalog.tables import spark as spark_module
+from catalog.tables.locks import log_entry, newest_version
 from catalog.tables.names import path_place
+from catalog.tables.native import NativeEngine
 from catalog.tables.port import Equals, Outcome, Table, Unless
 from catalog.tables.schema import arrow
 from catalog.tables.spark import SparkEngine
@@ -28,9 +33,9 @@ def place(spark, tmp_path_factory):
     return path_place(folder)
 
 
-@pytest.fixture
-def engine(spark, place):
-    return SparkEngine(spark, place)
+@pytest.fixture(params=["spark", "native"])
+def engine(request, spark, place):
+    return SparkEngine(spark, place) if request.param == "spark" else NativeEngine(place, maintain_every=0)
 
 
 @pytest.fixture
@@ -69,12 +74,12 @@ def test_a_row_goes_in_unless_its_key_has_an_equal_or_higher_revision(engine, st
     assert stored(engine, stream) == [(1, 0), (1, 2)]
 
 
-def test_a_batch_goes_in_row_by_row_in_one_commit(spark, engine, stream):
+def test_a_batch_goes_in_row_by_row_in_one_commit(engine, stream):
     engine.insert_unless(rows(row(stream, 2)))
-    versions = spark.sql(f"DESCRIBE HISTORY {engine.place.table(Table.CHECKPOINTS).sql}").count()
+    version = newest_version(engine.place.local_folder / Table.CHECKPOINTS)
     assert engine.insert_unless(rows(row(stream, 1), row(stream, 2), row(stream, 3))) == [INSERTED, EXISTED, INSERTED]
     assert stored(engine, stream) == [(1, 0), (2, 0), (3, 0)]
-    assert spark.sql(f"DESCRIBE HISTORY {engine.place.table(Table.CHECKPOINTS).sql}").count() == versions + 1
+    assert newest_version(engine.place.local_folder / Table.CHECKPOINTS) == version + 1
 
 
 def test_a_guard_that_matches_refuses_the_whole_insert(engine, stream):
@@ -100,34 +105,55 @@ def test_guards_and_keys_look_at_their_own_stream_only(engine, stream):
     assert engine.insert_unless(rows(row(stream, 1)), guards) == [INSERTED]
 
 
-def test_a_fenced_insert_rewrites_no_file(spark, engine, stream):
+def test_a_fenced_insert_rewrites_no_file(engine, stream):
     for key in (1, 2, 3):
         engine.insert_unless(rows(row(stream, key)))
     engine.insert_unless(rows(row(stream, 4)), [Unless(format_other_than="manifest-v1")])
-    merge = spark.sql(f"DESCRIBE HISTORY {engine.place.table(Table.CHECKPOINTS).sql} LIMIT 1").collect()[0]
-    assert merge["operation"] == "MERGE"
-    assert merge["operationMetrics"]["numTargetFilesRemoved"] == "0"
-    assert merge["operationMetrics"]["numSourceRows"] == "1"
-    assert merge["operationMetrics"].get("numTargetBytesRemoved", "0") == "0"
+    table = engine.place.local_folder / Table.CHECKPOINTS
+    actions = [json.loads(line) for line in log_entry(table, newest_version(table)).read_text().splitlines()]
+    assert sorted(next(iter(action)) for action in actions) == ["add", "commitInfo"]
 
 
-def test_a_fenced_insert_opens_no_file_that_statistics_rule_out(spark, engine, stream):
-    for key in (1, 2, 3):
-        engine.insert_unless(rows(row(stream, key)))
-    frame = spark.table(engine.place.table(Table.CHECKPOINTS).sql).where(F.col("stream") == stream)
-    files = [Path(one.path.removeprefix("file:")) for one in frame.select("_metadata.file_path").toDF("path").collect()]
+@contextmanager
+def out_of_reach(place, stream):
+    """Move the data files of a stream away for a while."""
+    table = place.local_folder / Table.CHECKPOINTS
+    live = pa.table(DeltaTable(str(table)).get_add_actions(flatten=True)).to_pylist()
+    files = [table / file["path"] for file in live if file["partition.stream"] == stream]
+    assert files
     for file in files:
         file.rename(f"{file}.away")
     try:
-        guards = [Unless(format_other_than="manifest-v1"), Unless(key=f"{1:020d}", change="purged")]
-        guards += [Unless(key=f"{2:020d}", revision_above=0)]
-        assert engine.insert_unless(rows(row(stream, 4)), guards) == [INSERTED]
-        with pytest.raises(UnknownOutcomeError, match="FILE_NOT_EXIST"):
-            engine.insert_unless(rows(row(stream, 3)))
+        yield
     finally:
         for file in files:
             Path(f"{file}.away").rename(file)
+
+
+def test_a_fenced_insert_opens_no_file_that_statistics_rule_out(engine, stream):
+    for key in (1, 2, 3):
+        engine.insert_unless(rows(row(stream, key)))
+    guards = [Unless(format_other_than="manifest-v1"), Unless(key=f"{1:020d}", change="purged")]
+    guards += [Unless(key=f"{2:020d}", revision_above=0)]
+    with out_of_reach(engine.place, stream):
+        assert engine.insert_unless(rows(row(stream, 4)), guards) == [INSERTED]
+        with pytest.raises(UnknownOutcomeError, match=r"FILE_NOT_EXIST|No such file"):
+            engine.insert_unless(rows(row(stream, 3)))
     assert stored(engine, stream) == [(1, 0), (2, 0), (3, 0), (4, 0)]
+
+
+@pytest.mark.parametrize("engine", ["native"], indirect=True)
+def test_the_latest_and_the_next_id_are_found_without_opening_a_file(engine, stream):
+    store = CheckpointCatalog(engine).store(stream)
+    for one in (1, 2, 3, 4):
+        store.save(CheckpointManifest.new(one, epoch=1))
+    store.prune(3)
+    with out_of_reach(engine.place, stream):
+        assert store.next_id() == 5
+        assert CheckpointCatalog(engine).stream(stream)._newest_committed() == f"{4:020d}"
+        store.save(CheckpointManifest.new(5, epoch=1))
+    assert store.load_latest().checkpoint_id == 5
+    assert store.list_ids() == [2, 3, 4, 5]
 
 
 def save_in_threads(spark, place, streams, saves):
@@ -164,50 +190,64 @@ def test_two_writers_of_one_stream_conflict_and_lose_nothing(spark, place, strea
     assert conflicts > 0, "the racing MERGEs never met: the fence was not tried"
 
 
-class Flaky(SparkEngine):
-    """A real engine whose MERGE fails, before or after it is done, as often as it is told to."""
+class FlakySpark(SparkEngine):
+    """A real engine whose commit fails, before or after it is done, as often as it is told to."""
 
-    fails: int
-    after: bool
-    error: Exception
+    lost = PySparkException("[DELTA_CONCURRENT_APPEND.WITH_PARTITION_HINT] files were added by a concurrent update")
+    cut_off = Py4JNetworkError("connection lost")
+    failures = ()
+    after = False
 
     def _merge(self, some, condition):
-        if self.fails and not self.after:
-            self.fails -= 1
-            raise self.error
-        inserted = super()._merge(some, condition)
-        if self.fails:
-            self.fails -= 1
-            raise self.error
-        return inserted
+        return fail_around(self, lambda: super(FlakySpark, self)._merge(some, condition))
 
 
-def flaky(spark, place, fails, after, error):
-    engine = Flaky(spark, place)
-    engine.fails, engine.after, engine.error = fails, after, error
-    return engine
+class FlakyNative(NativeEngine):
+    """The same."""
+
+    lost = CommitFailedError("version 7 already exists")
+    cut_off = OSError("connection lost")
+    failures = ()
+    after = False
+
+    def _commit(self, *arguments, **options):
+        return fail_around(self, lambda: super(FlakyNative, self)._commit(*arguments, **options))
 
 
-def test_a_commit_that_happened_although_it_failed_is_told_as_inserted(spark, place, stream):
-    engine = flaky(spark, place, 1, True, Py4JNetworkError("connection lost"))
-    assert engine.insert_unless(rows(row(stream, 1), row(stream, 2))) == [INSERTED, INSERTED]
-    assert stored(engine, stream) == [(1, 0), (2, 0)]
+def fail_around(engine, commit):
+    error, *engine.failures = engine.failures or [None]
+    if error and not engine.after:
+        raise error
+    result = commit()
+    if error:
+        raise error
+    return result
 
 
-def test_a_commit_whose_outcome_stays_unknown_raises_unknown_outcome(spark, place, stream):
-    engine = flaky(spark, place, 99, False, Py4JNetworkError("connection lost"))
+@pytest.fixture(params=["spark", "native"])
+def flaky(request, spark, place):
+    return FlakySpark(spark, place) if request.param == "spark" else FlakyNative(place)
+
+
+def test_a_commit_that_happened_although_it_failed_is_told_as_inserted(flaky, stream):
+    flaky.failures, flaky.after = [flaky.cut_off], True
+    assert flaky.insert_unless(rows(row(stream, 1), row(stream, 2))) == [INSERTED, INSERTED]
+    assert stored(flaky, stream) == [(1, 0), (2, 0)]
+
+
+def test_a_commit_whose_outcome_stays_unknown_raises_unknown_outcome(flaky, stream):
+    flaky.failures = [flaky.cut_off] * 99
     with pytest.raises(UnknownOutcomeError, match="may or may not have happened: connection lost"):
-        engine.insert_unless(rows(row(stream, 1)))
+        flaky.insert_unless(rows(row(stream, 1)))
 
 
-def test_a_conflict_is_retried_and_given_up_after_a_bounded_number_of_times(spark, place, stream, monkeypatch):
-    lost = PySparkException("[DELTA_CONCURRENT_APPEND.WITH_PARTITION_HINT] files were added by a concurrent update")
-    engine = flaky(spark, place, 2, False, lost)
-    assert engine.insert_unless(rows(row(stream, 1))) == [INSERTED]
-    assert engine.conflicts == 2
-    monkeypatch.setattr(spark_module, "CONFLICT_ATTEMPTS", 3)
-    engine.fails = 99
+def test_a_conflict_is_retried_and_given_up_after_a_bounded_number_of_times(flaky, stream):
+    flaky.failures = [flaky.lost] * 2
+    assert flaky.insert_unless(rows(row(stream, 1))) == [INSERTED]
+    assert flaky.conflicts == 2
+    flaky._commits.attempts = 3
+    flaky.failures = [flaky.lost] * 99
     with pytest.raises(ConflictError, match="lost to other writers 3 times; nothing was written"):
-        engine.insert_unless(rows(row(stream, 2)))
-    assert engine.fails == 96
-    assert stored(engine, stream) == [(1, 0)]
+        flaky.insert_unless(rows(row(stream, 2)))
+    assert len(flaky.failures) == 96
+    assert stored(flaky, stream) == [(1, 0)]

@@ -1,0 +1,612 @@
+"""The native engine: the port over the same Delta tables through delta-rs and pyarrow, without a JVM.
+
+A commit is a Parquet file and one log entry, decided on a loaded version and written only if that is still the newest.
+What the statistics in the log already tell is not read from data files.
+"""
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from itertools import chain
+from operator import and_
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.fs as pa_fs
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+from deltalake.schema import PrimitiveType
+from deltalake.transaction import AddAction, RemoveAction
+
+from catalog.errors import CatalogError, InvalidInputError, NotACatalogError, ReadOnlyError
+from catalog.tables.commits import JUDGED_BY, Again, Commits, first_line, judge
+from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock, fsync, log_checkpoint, log_entry, shorten_log
+from catalog.tables.names import Place
+from catalog.tables.opening import check_format, created, creating, no_catalog
+from catalog.tables.port import Between, Condition, Equals, In, Outcome, Table, Unless
+from catalog.tables.schema import SCHEMAS, definition
+
+log = logging.getLogger(__name__)
+
+CONFLICT_ATTEMPTS = 30
+KEEP_VERSIONS = 1_000
+"""Log entries that maintenance leaves on a local disk; each one makes every commit a little slower."""
+MAINTAIN_EVERY = 100
+"""Commits of one process to one table after which it tidies the table."""
+SMALL_FILE = 1 << 20
+_FEWEST_TO_MERGE = 8
+_ROW_GROUP_ROWS, _ROW_GROUP_BYTES = 256, 16 << 20
+_DELTA_TYPES = {
+    "STRING": "string",
+    "INT": "integer",
+    "BIGINT": "long",
+    "DECIMAL(20,0)": "decimal(20,0)",
+    "TIMESTAMP": "timestamp",
+    "BINARY": "binary",
+}
+_SORTED_BY = {
+    Table.CHECKPOINTS: [("checkpoint_key", "ascending"), ("revision", "ascending")],
+    Table.ARTIFACTS: [
+        ("checkpoint_key", "ascending"),
+        ("attempt", "ascending"),
+        ("path", "ascending"),
+        ("chunk_no", "ascending"),
+    ],
+    Table.EVENTS: [("at", "ascending")],
+}
+_PARQUET = ds.ParquetFileFormat(read_options=ds.ParquetReadOptions(coerce_int96_timestamp_unit="us"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Other:
+    """The column has none of these values; a condition that only guards need."""
+
+    column: str
+    values: tuple[Any, ...]
+
+
+_Where = Sequence[Condition | _Other]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The live data files of one version of a table, with their statistics."""
+
+    version: int
+    files: pa.Table
+
+    def select(self, any_of: Iterable[_Where]) -> pa.Table:
+        """Return the files that may have rows that meet all conditions of one of these groups."""
+        none = pa.chunked_array([pa.repeat(pa.scalar(False), self.files.num_rows)])
+        return self.files.filter(reduce(pc.or_, map(self._may_meet, any_of), none))
+
+    def _may_meet(self, where: _Where) -> pa.ChunkedArray:
+        every = pa.chunked_array([pa.repeat(pa.scalar(True), self.files.num_rows)])
+        for condition in where:
+            low, high = (self._bound(bound, condition.column) for bound in ("min", "max"))
+            if low is not None:
+                every = pc.and_(every, pc.fill_null(_overlap(low, high, condition), True))
+        return every
+
+    def _bound(self, bound: str, column: str) -> pa.ChunkedArray | None:
+        name = "partition.stream" if column == "stream" else f"{bound}.{column}"
+        return self.files.column(name) if name in self.files.column_names else None
+
+
+def _overlap(low: pa.ChunkedArray, high: pa.ChunkedArray, condition: Condition | _Other) -> pa.ChunkedArray:
+    """Say of each range whether a value in it may meet the condition."""
+    match condition:
+        case Equals(value=value):
+            return pc.and_(pc.less_equal(low, value), pc.greater_equal(high, value))
+        case In(values=values):
+            within = [pc.and_(pc.less_equal(low, one), pc.greater_equal(high, one)) for one in values]
+            return reduce(pc.or_, within, pc.not_equal(low, low))
+        case Between(low=first, high=end):
+            return pc.and_(pc.less(low, end), pc.greater_equal(high, first))
+        case _Other(values=values):
+            return pc.invert(pc.and_(pc.equal(low, high), pc.is_in(low, value_set=pa.array(values, low.type))))
+
+
+def _tells(file: Mapping[str, Any], columns: Iterable[str]) -> bool:
+    """Say whether a file's statistics are exact for these columns: one value in all rows.
+
+    A text that was cut short for the statistics has a maximum different from its minimum.
+    """
+    return file["num_records"] is not None and all(
+        isinstance(file.get(f"min.{name}"), str | int)
+        and file[f"min.{name}"] == file[f"max.{name}"]
+        and file[f"null_count.{name}"] == 0
+        for name in columns
+    )
+
+
+def _expression(where: _Where) -> pc.Expression:
+    """Return conditions as a filter of rows."""
+    return reduce(and_, map(_row_filter, where), pc.scalar(True))
+
+
+def _row_filter(condition: Condition | _Other) -> pc.Expression:
+    column = pc.field(condition.column)
+    match condition:
+        case Equals(value=value):
+            return column == value
+        case In(values=values):
+            return column.isin(list(values))
+        case Between(low=low, high=high):
+            return (column >= low) & (column < high)
+        case _Other(values=values):
+            return ~column.isin(list(values))
+
+
+def _guard(guard: Unless) -> list[Condition | _Other]:
+    conditions: list[Condition | _Other] = []
+    if guard.key is not None:
+        conditions.append(Equals("checkpoint_key", guard.key))
+    if guard.change is not None:
+        conditions.append(Equals("change", str(guard.change)))
+    if guard.revision_above is not None:
+        conditions.append(Between("revision", guard.revision_above + 1, 1 << 31))
+    if guard.format_other_than is not None:
+        conditions.append(_Other("format", (str(guard.format_other_than), "")))
+    return conditions
+
+
+class _LoadedTable:
+    """One table as this process sees it."""
+
+    def __init__(self, place: Place, table: Table, options: Mapping[str, str]) -> None:
+        self.name = table
+        self.uri = f"{place.path}/{table}"
+        self.folder = place.local_folder / table if place.local_folder else None
+        self.mutex = threading.RLock()
+        self.commits = 0
+        """Of this process, since it last tidied the table."""
+        self._options = dict(options)
+        self._snapshot: Snapshot | None = None
+        self.delta = DeltaTable(self.uri, storage_options=self._options)
+
+    @cached_property
+    def schema(self) -> Schema:
+        """The table's own schema, which every commit repeats."""
+        return self.delta.schema()
+
+    @cached_property
+    def storage(self) -> pa_fs.FileSystem:
+        """The file system, with the table's folder as its root."""
+        if self.folder:
+            return pa_fs.SubTreeFileSystem(str(self.folder), pa_fs.LocalFileSystem())
+        return pa_fs.PyFileSystem(DeltaStorageHandler(self.uri, self._options))
+
+    def refreshed(self) -> Snapshot:
+        """Return the newest version."""
+        with self.mutex:
+            if not self._is_newest():
+                self._update()
+            if self._snapshot is None or self._snapshot.version != self.delta.version():
+                self._snapshot = Snapshot(self.delta.version(), self._files())
+            return self._snapshot
+
+    def _files(self) -> pa.Table:
+        files = pa.table(self.delta.get_add_actions(flatten=True))
+        # As they are called on the storage; the log has them as parts of an address, and encodes what it is given.
+        paths = pa.array([unquote(path) for path in files.column("path").to_pylist()], pa.string())
+        return files.set_column(files.column_names.index("path"), "path", paths)
+
+    def _is_newest(self) -> bool:
+        """Look twice into a local log instead of listing it; entries are only ever removed from the oldest on."""
+        if self.folder is None:
+            return False
+        newest, following = (log_entry(self.folder, self.delta.version() + ahead) for ahead in (0, 1))
+        return not following.exists() and newest.exists()
+
+    def _update(self) -> None:
+        try:
+            self.delta.update_incremental()
+        except DeltaError as error:
+            # Idle for so long that the entries it would go on from have been removed.
+            log.info("opening %s anew: %s", self.uri, first_line(error))
+            self.delta = DeltaTable(self.uri, storage_options=self._options)
+
+
+@dataclass(slots=True)
+class _Replacement:
+    """Data files that go and those that come in their place."""
+
+    remove: list[dict[str, Any]] = field(default_factory=list)
+    add: list[AddAction] = field(default_factory=list)
+    rows: int = 0
+    """Rows that are not in the new files."""
+
+
+class NativeEngine:
+    """Reaches one catalog's tables through delta-rs; safe to use from several threads."""
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        durable: bool = True,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+        maintain_every: int = MAINTAIN_EVERY,
+        keep_versions: int = KEEP_VERSIONS,
+    ) -> None:
+        """Open an existing catalog.
+
+        Args:
+            place: a local folder, or an address that deltalake takes, such as s3://bucket/folder.
+            storage_options: deltalake's options for that storage.
+            durable: on a local disk, fsync every commit before it is acknowledged.
+            lock_timeout_s: on a local disk, how long a commit waits for other processes' commits.
+            maintain_every: after how many own commits to a table this engine tidies it by itself; 0 is never.
+            keep_versions: how many versions of a table tidying leaves readable on a local disk, at least.
+
+        Raises:
+            NotACatalogError: there is no catalog at that place.
+            UnsupportedFormatError: a newer checkpoint-catalog wrote it.
+        """
+        if maintain_every < 0 or keep_versions < 1:
+            raise InvalidInputError("maintain_every must not be negative, and keep_versions must be at least 1")
+        self.place = place
+        self._durable = durable
+        self._maintain_every = maintain_every
+        self._keep_versions = keep_versions
+        self._commits = Commits(_is_conflict, _is_unknown, attempts=CONFLICT_ATTEMPTS, first_wait_s=0.01)
+        try:
+            self._tables = {table: _LoadedTable(place, table, storage_options or {}) for table in Table}
+        except TableNotFoundError as error:
+            raise no_catalog(place, first_line(error), found=False) from error
+        except (DeltaError, OSError) as error:
+            raise no_catalog(place, first_line(error), found=True) from error
+        check_format(place, self._tables[Table.CHECKPOINTS].delta.metadata().configuration)
+        self._locks = {
+            table: CommitLock(loaded.folder, timeout_s=lock_timeout_s, durable=durable)
+            for table, loaded in self._tables.items()
+            if loaded.folder
+        }
+
+    @classmethod
+    def create(
+        cls, place: Place, *, storage_options: Mapping[str, str] | None = None, **options: Any
+    ) -> "NativeEngine":
+        """Create the tables that are missing, `checkpoints` last, and open the catalog."""
+        with creating(place):
+            try:
+                return cls(place, storage_options=storage_options, **options)
+            except NotACatalogError as error:
+                if getattr(error, "found", False):
+                    raise
+            for table in Table:
+                _create_table(f"{place.path}/{table}", table, dict(storage_options or {}))
+            created(place)
+        return cls(place, storage_options=storage_options, **options)
+
+    @property
+    def conflicts(self) -> int:
+        """How often a commit of this engine had to run again because of another writer."""
+        return self._commits.conflicts
+
+    # -- the port --------------------------------------------------------------------------------------------------
+
+    def append(self, table: Table, rows: pa.Table) -> None:
+        """See Engine.append."""
+        streams = rows.column("stream").unique().to_pylist()
+        self._append(
+            table,
+            [
+                self._write(table, stream, [rows.filter(pc.field("stream") == stream) if len(streams) > 1 else rows])
+                for stream in streams
+            ],
+        )
+
+    def append_made(
+        self, table: Table, tasks: Sequence[bytes], make: Callable[[bytes], Iterator[pa.RecordBatch]]
+    ) -> None:
+        """See Engine.append_made; the workers are this process."""
+        added = []
+        for task in tasks:
+            batches = make(task)
+            if (first := next(batches, None)) is not None:
+                made = (pa.Table.from_batches([batch]) for batch in chain([first], batches))
+                added.append(self._write(table, first.column("stream")[0].as_py(), made))
+        self._append(table, added)
+
+    def insert_unless(self, rows: pa.Table, unless: Sequence[Unless] = ()) -> list[Outcome]:
+        """See Engine.insert_unless; a compare-and-set on the version that the decision was read from."""
+        table = Table.CHECKPOINTS
+        wanted = rows.select(["stream", "checkpoint_key", "revision", "insert_id"]).to_pylist()
+        (stream,) = {row["stream"] for row in wanted}
+        of_keys = In("checkpoint_key", tuple(row["checkpoint_key"] for row in wanted))
+        groups: list[_Where] = [[of_keys], *(_guard(guard) for guard in unless)]
+        in_the_way = [[Equals("stream", stream), *where] for where in groups]
+        # Written before the lock is taken, for the usual case that all rows go in.
+        staged = self._write(table, stream, [rows])
+
+        def attempt() -> list[Outcome]:
+            with self._committing(table) as snapshot:
+                stored = self._read(table, snapshot.select(in_the_way), [], JUDGED_BY).to_pylist()
+                verdicts = [judge(row, stored, unless) for row in wanted]
+                goes_in = [verdict is None for verdict in verdicts]
+                if all(goes_in):
+                    self._commit(table, [staged])
+                elif any(goes_in):
+                    self._commit(table, [self._write(table, stream, [rows.filter(pa.array(goes_in))])])
+                return [verdict or Outcome.INSERTED for verdict in verdicts]
+
+        outcomes = self._commits.run(attempt, f"the insert into checkpoints of stream {stream!r}")
+        if any(outcome is not Outcome.INSERTED for outcome in outcomes):
+            self._tables[table].storage.delete_file(staged.path)  # it was never committed: that takes all its rows
+        self._tidy_sometimes(table)
+        return outcomes
+
+    def scan(self, table: Table, where: Iterable[Condition], columns: Sequence[str]) -> pa.Table:
+        """See Engine.scan."""
+        conditions = list(where)
+
+        def read() -> pa.Table:
+            snapshot = self._tables[table].refreshed()
+            return self._read(table, snapshot.select([conditions]), conditions, columns)
+
+        try:
+            return read()
+        except FileNotFoundError:
+            return read()  # a clean-up removed a file of the snapshot; the next snapshot does without it
+
+    def delete(self, table: Table, where: Iterable[Condition]) -> int:
+        """See Engine.delete; files that wholly meet the conditions go unread, the others are written anew."""
+        conditions = list(where)
+        columns = {condition.column for condition in conditions} - {"stream"}
+        meets = _expression(conditions)
+
+        def plan(snapshot: Snapshot) -> _Replacement:
+            change = _Replacement()
+            files = snapshot.select([conditions])
+            for number, file in enumerate(files.to_pylist()):
+                # Where the statistics tell, they decide about the whole file without reading it.
+                asked = ["stream", *columns] if _tells(file, columns) else None
+                rows = self._read(table, files.slice(number, 1), [], asked)
+                rest = rows.filter(~meets | meets.is_null())
+                if rest.num_rows == rows.num_rows:
+                    continue
+                change.remove.append(file)
+                change.rows += rows.num_rows - rest.num_rows
+                if rest.num_rows:
+                    change.add.append(self._write(table, file["partition.stream"], [rest]))
+            return change
+
+        return self._replace(table, plan, f"the delete from {table}", data_change=True).rows
+
+    def settle(self, table: Table) -> None:
+        """See Engine.settle: the lock is held until a commit is durable, so having had it is enough."""
+        with self._committing(table):
+            pass
+
+    # -- maintenance -----------------------------------------------------------------------------------------------
+
+    def maintain(self) -> None:
+        """Merge small data files, shorten the logs, and delete the data files that no readable version needs.
+
+        Safe beside writers of either engine, and to be run as often as one likes.
+        """
+        for table, loaded in self._tables.items():
+            self._tidy(table)
+            with self._committing(table):
+                loaded.delta.vacuum(dry_run=False)
+
+    def _tidy_sometimes(self, table: Table) -> None:
+        """Tidy after so many commits of this engine; that never fails the commit that it comes after."""
+        loaded = self._tables[table]
+        loaded.commits += 1
+        if not self._maintain_every or loaded.commits < self._maintain_every:
+            return
+        loaded.commits = 0
+        try:
+            self._tidy(table)
+        except (CatalogError, DeltaError, OSError):
+            log.exception("tidying %s failed; the next time may do better", loaded.uri)
+
+    def _tidy(self, table: Table) -> None:
+        self._replace(table, lambda snapshot: self._merge_small(table, snapshot), f"merging files of {table}")
+        loaded = self._tables[table]
+        with self._committing(table) as snapshot:
+            if loaded.folder is None:
+                # An object store lists its log from the newest checkpoint on: only age matters.
+                loaded.delta.create_checkpoint()
+                loaded.delta.cleanup_metadata()
+                return
+            if not log_checkpoint(loaded.folder, snapshot.version).exists():
+                loaded.delta.create_checkpoint()
+            shorten_log(loaded.folder, snapshot.version - self._keep_versions)
+
+    def _merge_small(self, table: Table, snapshot: Snapshot) -> _Replacement:
+        change = _Replacement()
+        small = snapshot.files.filter(pc.field("size_bytes") < SMALL_FILE)
+        for stream in small.column("partition.stream").unique().to_pylist():
+            files = small.filter(pc.field("partition.stream") == stream)
+            if files.num_rows < _FEWEST_TO_MERGE:
+                continue
+            rows = self._read(table, files, [], None).sort_by(_SORTED_BY[table])
+            change.remove += files.to_pylist()
+            change.add.append(self._write(table, stream, [rows]))
+        return change
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def _read(self, table: Table, files: pa.Table, where: _Where, columns: Sequence[str] | None) -> pa.Table:
+        """Return rows of these files, from the statistics where they are exact, else from the files themselves."""
+        names = list(columns or SCHEMAS[table].names)
+        asked = {*names, *(condition.column for condition in where)} - {"stream"}
+        told: list[dict[str, Any]] = []
+        unread: dict[str, list[str]] = defaultdict(list)
+        for file in files.to_pylist():
+            stream = file["partition.stream"]
+            if _tells(file, asked):
+                told += [{"stream": stream, **{name: file[f"min.{name}"] for name in asked}}] * file["num_records"]
+            else:
+                unread[stream].append(file["path"])
+        schema = SCHEMAS[table]
+        parts = [pa.Table.from_pylist(told, schema).filter(_expression(where)).select(names)]
+        stored = schema.remove(schema.get_field_index("stream"))
+        rows = _expression([condition for condition in where if condition.column != "stream"])
+        for stream, paths in unread.items():
+            dataset = ds.FileSystemDataset.from_paths(
+                paths, schema=stored, format=_PARQUET, filesystem=self._tables[table].storage
+            )
+            part = dataset.to_table(columns=[name for name in names if name != "stream"], filter=rows)
+            stream_column = pa.repeat(pa.scalar(stream), part.num_rows)
+            parts.append(part.append_column(schema.field("stream"), stream_column).select(names))
+        return pa.concat_tables(parts)
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def _write(self, table: Table, stream: str, tables: Iterable[pa.Table]) -> AddAction:
+        """Write rows of a stream into a new data file, durable, and return what the log has to say about it."""
+        loaded = self._tables[table]
+        schema = SCHEMAS[table]
+        path = f"part-{uuid.uuid4()}.parquet"
+        kept = definition(table).statistics
+        facts: list[pa.Table] = []
+        try:
+            with pq.ParquetWriter(
+                path,
+                schema.remove(schema.get_field_index("stream")),
+                filesystem=loaded.storage,
+                compression={name: "snappy" if name == "data" else "zstd" for name in schema.names if name != "stream"},
+                use_dictionary=False,
+                write_statistics=list(kept),
+            ) as writer:
+                for rows in tables:
+                    _check_required(table, rows)
+                    facts.append(rows.select(kept))
+                    per_group = max(1, _ROW_GROUP_BYTES * rows.num_rows // max(rows.nbytes, 1))
+                    writer.write_table(rows.drop_columns(["stream"]), min(per_group, _ROW_GROUP_ROWS))
+        except BaseException as error:
+            if loaded.storage.get_file_info(path).type is pa_fs.FileType.File:
+                loaded.storage.delete_file(path)
+            if isinstance(error, PermissionError):
+                raise ReadOnlyError(f"cannot write in {loaded.uri}: {error.strerror or error}") from error
+            raise
+        if loaded.folder and self._durable:
+            fsync(loaded.folder / path)
+            fsync(loaded.folder)
+        size = loaded.storage.get_file_info(path).size
+        return AddAction(path, size, {"stream": stream}, _now_ms(), True, _statistics(pa.concat_tables(facts)))
+
+    def _append(self, table: Table, added: list[AddAction]) -> None:
+        def attempt() -> None:
+            with self._committing(table):
+                self._commit(table, added, retries=None)
+
+        # Repeated after an unknown outcome it may leave rows twice; readers take one of each.
+        self._commits.run(attempt, f"the append to {table}")
+        self._tidy_sometimes(table)
+
+    def _replace(
+        self, table: Table, plan: Callable[[Snapshot], _Replacement], what: str, *, data_change: bool = False
+    ) -> _Replacement:
+        """Put new data files in the place of old ones, which must still be there; only the commit holds the lock."""
+
+        def attempt() -> _Replacement:
+            change = plan(self._tables[table].refreshed())
+            if not change.remove:
+                return change
+            removed = [
+                RemoveAction(
+                    file["path"], data_change, _now_ms(), file["size_bytes"], {"stream": file["partition.stream"]}
+                )
+                for file in change.remove
+            ]
+            with self._committing(table) as snapshot:
+                there = set(snapshot.files.column("path").to_pylist())
+                if any(file["path"] not in there for file in change.remove):
+                    raise Again("a data file was replaced meanwhile")
+                for added in change.add:
+                    added.data_change = data_change
+                self._commit(table, [*removed, *change.add])
+            return change
+
+        return self._commits.run(attempt, what)
+
+    @contextmanager
+    def _committing(self, table: Table) -> Iterator[Snapshot]:
+        """Give the newest version, to be decided and committed on."""
+        loaded = self._tables[table]
+        with loaded.mutex, self._locks[table].held() if self._locks else nullcontext():
+            yield loaded.refreshed()
+
+    def _commit(self, table: Table, actions: Sequence[AddAction | RemoveAction], *, retries: int | None = 0) -> None:
+        """Write the log entry that follows the loaded version; by default only if no other has."""
+        loaded = self._tables[table]
+        loaded.delta.create_write_transaction(
+            list(actions),
+            mode="append",
+            schema=loaded.schema,
+            partition_by=["stream"],
+            commit_properties=CommitProperties(max_commit_retries=retries),
+            post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
+        )
+
+
+def _create_table(uri: str, table: Table, options: dict[str, str]) -> None:
+    """Create a table as sql/tables defines it, unless it is there."""
+    defined = definition(table)
+    fields = [
+        Field(column.name, PrimitiveType(_DELTA_TYPES[column.sql_type]), nullable=not column.required,
+              metadata={"comment": column.comment})
+        for column in defined.columns
+    ]  # fmt: skip
+    try:
+        DeltaTable.create(
+            uri,
+            Schema(fields),
+            mode="ignore",
+            partition_by=["stream"],
+            description=defined.comment,
+            configuration=defined.properties,
+            storage_options=options,
+            commit_properties=CommitProperties(max_commit_retries=0),
+            raise_if_key_not_exists=False,
+        )
+    except CommitFailedError as error:
+        log.info("somebody else has just created %s: %s", uri, first_line(error))
+
+
+def _check_required(table: Table, rows: pa.Table) -> None:
+    for column in definition(table).columns:
+        if column.required and rows.column(column.name).null_count:
+            raise InvalidInputError(f"column {column.name} of {table} must not be NULL")
+
+
+def _statistics(rows: pa.Table) -> str:
+    """Return the statistics of the key columns as the log wants them."""
+    lowest, highest = {}, {}
+    for name in rows.column_names:
+        bounds = pc.min_max(rows.column(name)).as_py()
+        if bounds["min"] is not None and not pa.types.is_timestamp(rows.schema.field(name).type):
+            lowest[name], highest[name] = bounds["min"], bounds["max"]
+    nulls = {name: rows.column(name).null_count for name in rows.column_names}
+    return json.dumps({"numRecords": rows.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls})
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _is_conflict(error: BaseException) -> bool:
+    return isinstance(error, CommitFailedError)
+
+
+def _is_unknown(error: BaseException) -> bool:
+    return isinstance(error, DeltaError | OSError) and not isinstance(error, CommitFailedError | CatalogError)

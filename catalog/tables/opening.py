@@ -1,0 +1,66 @@
+"""What both engines ask of a place before they create or open a catalog there."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+from catalog.errors import NotACatalogError, ReadOnlyError, UnsupportedFormatError
+from catalog.tables.locks import LOCK_FILE, CommitLock, fsync, fsync_commits
+from catalog.tables.names import Place
+from catalog.tables.port import Table
+from catalog.tables.schema import FORMAT_PROPERTY, FORMAT_VERSION
+
+
+def creating(place: Place) -> AbstractContextManager[None]:
+    """Let one process at a time create tables in a local folder, and only in one that holds nothing else."""
+    folder = place.local_folder
+    if folder is None:
+        return nullcontext()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        entries = {entry.name for entry in folder.iterdir()}
+    except FileExistsError as error:
+        raise NotACatalogError(f"{folder} is a file: pass a folder", place=str(place)) from error
+    except OSError as error:
+        raise ReadOnlyError(f"cannot create a catalog in {folder}: {error.strerror or error}") from error
+    foreign = entries - {LOCK_FILE, *Table}
+    if foreign and Table.CHECKPOINTS not in entries:
+        raise NotACatalogError(
+            f"{folder} is not a catalog and holds other things ({sorted(foreign)[0]!r}): pass a new or empty folder",
+            place=str(place),
+        )
+    return CommitLock(folder, durable=False).held()
+
+
+def created(place: Place) -> None:
+    """Put new tables in a local folder on the disk."""
+    folder = place.local_folder
+    if folder is None:
+        return
+    for table in Table:
+        fsync_commits(folder / table, after=-1)
+        fsync(folder / table)
+    fsync(folder)
+    fsync(folder.parent)
+
+
+def check_format(place: Place, properties: Mapping[str, str]) -> None:
+    """Refuse a table `checkpoints` that is not ours, or newer than this package."""
+    version = properties.get(FORMAT_PROPERTY) or ""
+    if not version.isdecimal():
+        raise no_catalog(place, "the table `checkpoints` there was not made by checkpoint-catalog", found=True)
+    if int(version) > FORMAT_VERSION:
+        raise UnsupportedFormatError(
+            f"the catalog at {place} has format {version}, this version reads up to {FORMAT_VERSION}: "
+            "upgrade checkpoint-catalog",
+            version=int(version),
+        )
+
+
+def no_catalog(place: Place, why: str, *, found: bool) -> NotACatalogError:
+    """Return the error that says that there is no catalog at a place."""
+    return NotACatalogError(
+        f"no checkpoint catalog at {place} ({why}): check the place, or make one with "
+        "CheckpointCatalog.create (without Spark: native(path, create=True))",
+        place=str(place),
+        found=found,
+    )

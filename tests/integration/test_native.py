@@ -1,0 +1,237 @@
+"""The native engine: no JVM, commits that are seen everywhere, logs that stay short, bytes that stay the same."""
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from catalog import CheckpointCatalog, CheckpointManifest, InvalidInputError, NotACatalogError, SharedFile, artifacts
+from catalog.tables import native
+from catalog.tables.locks import log_checkpoint, log_entry, newest_version
+from catalog.tables.port import Equals, Table
+from catalog.tables.schema import SCHEMAS, arrow
+
+LIFE_WITHOUT_SPARK = """
+import asyncio, sys
+from catalog import CheckpointCatalog, CheckpointManifest, CheckpointId, CheckpointState, new_uuid7
+
+cat = CheckpointCatalog.native(sys.argv[1], create=True)
+store = cat.store("orders", max_retained=2)
+for _ in range(4):
+    store.save_with_state(CheckpointManifest.new(store.next_id(), epoch=1), [b"state"])
+store.restore(2)
+store.cleanup_orphans()
+asyncio.run(cat.checkpointer("clicks").save_snapshot(new_uuid7(), "count", 0, b"everything"))
+cat.state_store().save(CheckpointState.new(CheckpointId("sensor", 1)))
+cat.engine.maintain()
+print(store.recover_latest_validated().chosen_id, store.list_ids(), cat.streams())
+print(sorted({"pyspark", "py4j", "delta", "great_expectations"} & set(sys.modules)))
+"""
+
+
+def new_catalog(tmp_path, **options):
+    return CheckpointCatalog.native(tmp_path / "catalog", create=True, **options)
+
+
+def save(store, times=1, **fields):
+    for _ in range(times):
+        store.save(CheckpointManifest.new(store.next_id(), epoch=1, **fields))
+
+
+def test_the_whole_life_of_a_checkpoint_imports_no_spark(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", LIFE_WITHOUT_SPARK, str(tmp_path / "catalog")],
+        env={**os.environ, "JAVA_HOME": "/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["4 [2, 3, 4] ['orders', 'sensor']", "[]"], done.stderr
+
+
+def test_a_place_without_a_catalog_is_refused_unless_it_is_to_be_created(tmp_path):
+    with pytest.raises(NotACatalogError, match=r"native\(path, create=True\)"):
+        CheckpointCatalog.native(tmp_path / "typo")
+    assert not (tmp_path / "typo").exists()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(NotACatalogError, match="is a file"):
+        CheckpointCatalog.native(tmp_path / "file", create=True)
+    write_deltalake(str(tmp_path / "other" / "checkpoints"), pa.table({"x": [1]}))
+    with pytest.raises(NotACatalogError):
+        CheckpointCatalog.native(tmp_path / "other")
+
+
+@pytest.mark.parametrize("options", [{"maintain_every": -1}, {"keep_versions": 0}])
+def test_options_that_make_no_sense_are_refused(tmp_path, options):
+    new_catalog(tmp_path)
+    with pytest.raises(InvalidInputError):
+        CheckpointCatalog.native(tmp_path / "catalog", **options)
+
+
+def test_a_create_again_opens_what_is_there(tmp_path):
+    save(new_catalog(tmp_path).store("s"))
+    assert new_catalog(tmp_path).store("s").list_ids() == [1]
+    assert CheckpointCatalog.native(f"file:{tmp_path}/catalog").store("s").list_ids() == [1]
+
+
+def test_both_engines_create_the_same_tables(spark, tmp_path):
+    new_catalog(tmp_path)
+    CheckpointCatalog.create(spark, tmp_path / "by spark")
+    for table in Table:
+        by_native, by_spark = (DeltaTable(str(tmp_path / name / table)) for name in ("catalog", "by spark"))
+        assert by_native.schema().to_json() == by_spark.schema().to_json()
+        assert by_native.metadata().configuration == by_spark.metadata().configuration
+        assert by_native.metadata().description == by_spark.metadata().description
+        assert by_native.metadata().partition_columns == by_spark.metadata().partition_columns == ["stream"]
+        assert by_native.protocol() == by_spark.protocol()
+
+
+def test_processes_that_live_long_and_fresh_ones_see_each_others_commits(tmp_path):
+    old = new_catalog(tmp_path).store("s")
+    for _ in range(3):
+        save(old)
+        fresh = CheckpointCatalog.native(tmp_path / "catalog").store("s")
+        save(fresh)
+        assert old.list_ids() == fresh.list_ids()
+    assert old.next_id() == 7
+
+
+def test_a_process_that_slept_while_the_log_was_shortened_sees_what_is_there_now(tmp_path):
+    sleeper = new_catalog(tmp_path).store("s")
+    save(sleeper)
+    busy = CheckpointCatalog.native(tmp_path / "catalog", maintain_every=10, keep_versions=5)
+    save(busy.store("s"), times=120)
+    table = tmp_path / "catalog" / Table.CHECKPOINTS
+    assert not log_entry(table, 2).exists(), "the log was not shortened: nothing was tried"
+    assert sleeper.next_id() == 122
+    assert len(sleeper.list_ids()) == 121
+    save(sleeper)
+    assert busy.store("s").load_latest().checkpoint_id == 122
+
+
+def test_log_checkpoints_are_made_in_time(tmp_path):
+    save(new_catalog(tmp_path, maintain_every=0).store("s"), times=51)
+    table = tmp_path / "catalog" / Table.CHECKPOINTS
+    assert [version for version in range(52) if log_checkpoint(table, version).exists()] == [49]
+
+
+def test_tidying_merges_small_files_and_leaves_the_promised_versions_readable(tmp_path):
+    catalog = new_catalog(tmp_path, maintain_every=20, keep_versions=60)
+    store = catalog.store("s")
+    for number in range(1, 131):
+        store.save_with_state(CheckpointManifest.new(number, epoch=number), f"state {number}".encode())
+    for table in (Table.CHECKPOINTS, Table.ARTIFACTS):
+        folder = tmp_path / "catalog" / table
+        newest = newest_version(folder)
+        entries = len(list((folder / "_delta_log").glob("*.json")))
+        assert 60 <= entries <= 60 + 50 + 25, "as many as promised, and back to the next log checkpoint"
+        assert pa.table(DeltaTable(str(folder)).get_add_actions()).num_rows < 30
+        for version in (newest - 59, newest - 30, newest):
+            assert DeltaTable(str(folder), version=version).to_pyarrow_table(columns=["stream"]).num_rows > 0
+    assert store.list_ids() == list(range(1, 131))
+    assert [store.load_state_data(one) for one in (1, 64, 130)] == [b"state 1", b"state 64", b"state 130"]
+
+
+def test_merging_changes_no_row(tmp_path):
+    catalog = new_catalog(tmp_path, maintain_every=0)
+    for stream in ("a", "b/ü '"):
+        store = catalog.store(stream)
+        save(store, times=6, sink_commit_statuses={"x": "Pending"})
+        store.pin(2, "audit")
+        store.prune(3)
+        store.save_with_state(CheckpointManifest.new(7, epoch=7), b"bytes")
+
+    def everything():
+        rows = [catalog.engine.scan(table, [], SCHEMAS[table].names) for table in Table]
+        return [sorted(table.to_pylist(), key=repr) for table in rows]
+
+    before = everything()
+    catalog.engine.maintain()
+    assert everything() == before
+    files = pa.table(DeltaTable(str(tmp_path / "catalog" / Table.CHECKPOINTS)).get_add_actions(flatten=True))
+    assert files.num_rows == 2
+    assert catalog.store("a").next_id() == 8
+
+
+def test_files_that_other_tools_wrote_under_encoded_names_are_read_merged_and_deleted(tmp_path):
+    catalog = new_catalog(tmp_path, maintain_every=0)
+    table = tmp_path / "catalog" / Table.EVENTS
+    stream = "100 % it's/ü"
+    row = {"stream": stream, "event": "verified", "at": datetime.now(UTC)}
+    for _ in range(10):
+        write_deltalake(DeltaTable(str(table)), arrow(Table.EVENTS, [row]), mode="append")
+    catalog.engine.maintain()
+    assert catalog.engine.scan(Table.EVENTS, [Equals("stream", stream)], ["event"]).num_rows == 10
+    write_deltalake(DeltaTable(str(table)), arrow(Table.EVENTS, [row, {**row, "event": "drilled"}]), mode="append")
+    assert catalog.engine.delete(Table.EVENTS, [Equals("stream", stream), Equals("event", "verified")]) == 11
+    assert DeltaTable(str(table)).to_pyarrow_table().column("event").to_pylist() == ["drilled"]
+
+
+def test_a_delete_keeps_rows_whose_column_is_null(tmp_path):
+    catalog = new_catalog(tmp_path)
+    at = datetime.now(UTC)
+    rows = [{"stream": "s", "event": "e", "at": at, "checkpoint_key": key} for key in ("1", None, "2")]
+    catalog.engine.append(Table.EVENTS, arrow(Table.EVENTS, rows))
+    assert catalog.engine.delete(Table.EVENTS, [Equals("stream", "s"), Equals("checkpoint_key", "1")]) == 1
+    kept = catalog.engine.scan(Table.EVENTS, [], ["checkpoint_key"]).column("checkpoint_key").to_pylist()
+    assert sorted(kept, key=str) == ["2", None]
+
+
+def test_what_is_swept_and_what_is_merged_leaves_the_disk_after_its_window(tmp_path, monkeypatch):
+    catalog = new_catalog(tmp_path, maintain_every=0)
+    store = catalog.store("s")
+    for number in range(1, 13):
+        store.save_with_state(CheckpointManifest.new(number, epoch=1), os.urandom(10_000))
+    folder = tmp_path / "catalog" / Table.ARTIFACTS
+    catalog.engine.maintain()
+    assert len(list(folder.glob("*.parquet"))) == 13, "the old files serve time travel for a day"
+    later = native._now_ms() - 2 * 86_400_000
+    monkeypatch.setattr(native, "_now_ms", lambda: later)
+    for number in range(13, 25):
+        store.save_with_state(CheckpointManifest.new(number, epoch=1), os.urandom(10_000))
+    catalog.engine.maintain()
+    assert len(list(folder.glob("*.parquet"))) == 13, "what went two days ago is gone"
+    assert len(store.load_state_data(24)) == 10_000
+
+
+def test_tidying_that_fails_never_fails_the_commit(tmp_path, monkeypatch, caplog):
+    catalog = new_catalog(tmp_path, maintain_every=1)
+
+    def broken(*_):
+        raise OSError("disk trouble")
+
+    monkeypatch.setattr(catalog.engine, "_merge_small", broken)
+    save(catalog.store("s"))
+    assert catalog.store("s").list_ids() == [1]
+    assert "tidying" in caplog.text
+
+
+def test_a_row_without_a_required_column_is_refused_and_nothing_is_written(tmp_path):
+    catalog = new_catalog(tmp_path)
+    with pytest.raises(InvalidInputError, match="column event of events must not be NULL"):
+        catalog.engine.append(Table.EVENTS, arrow(Table.EVENTS, [{"stream": "s"}]))
+    assert list((tmp_path / "catalog" / Table.EVENTS).glob("*.parquet")) == []
+
+
+def test_a_losing_insert_leaves_no_file_behind(tmp_path):
+    catalog = new_catalog(tmp_path)
+    store = catalog.store("s")
+    save(store)
+    files = set((tmp_path / "catalog" / Table.CHECKPOINTS).glob("*.parquet"))
+    with pytest.raises(Exception, match="different content"):
+        store.save(CheckpointManifest.new(1, epoch=99))
+    assert set((tmp_path / "catalog" / Table.CHECKPOINTS).glob("*.parquet")) == files
+
+
+def test_a_file_is_written_and_read_in_bounded_pieces(tmp_path):
+    data = os.urandom(artifacts.CHUNK_BYTES * 2 + 7)
+    (tmp_path / "state").write_bytes(data)
+    store = new_catalog(tmp_path).store("s")
+    for number, source in enumerate((tmp_path / "state", SharedFile(tmp_path / "state")), start=1):
+        store.save_with_state(CheckpointManifest.new(number, epoch=1), source)
+        assert store.load_state_data(number) == data
+        assert [len(chunk) for chunk in store.iter_state_data(number)] == [artifacts.CHUNK_BYTES] * 2 + [7]
