@@ -5,11 +5,13 @@ memory stays bounded by one batch whatever the artifact's size.
 """
 
 import hashlib
+import io
 import pickle
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -22,6 +24,8 @@ from catalog.tables.schema import CHUNK_FACTS, arrow
 CHUNK_BYTES = 4 << 20
 BATCH_CHUNKS = 16
 """Chunks per commit and per read: 64 MiB, which Arrow and Spark hold a few times over."""
+PART_CHUNKS = 4
+"""Chunks that are handed to the engine at a time, while as many are being hashed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +96,18 @@ def write(engine: Engine, columns: Mapping[str, Any], source: Source, *, also: H
             for piece in read(engine, columns["stream"], columns["checkpoint_key"], columns["attempt"], stored.path):
                 also.update(piece)
         return stored
-    batch: list[dict[str, Any]] = []
-    for row in chunk_rows(columns, _pieces(source), also=also):
-        batch.append(row)
-        if len(batch) == BATCH_CHUNKS or row["chunk_count"]:
-            engine.append(Table.ARTIFACTS, as_table(batch))
-            batch.clear()
-    return Stored(row["path"], row["artifact_size"], row["artifact_sha256"])
+    rows = chunk_rows(columns, _pieces(source), also=also)
+    last: dict[str, Any] = {}
+
+    def batch() -> Iterator[pa.Table]:
+        for _ in range(BATCH_CHUNKS // PART_CHUNKS):
+            if part := list(islice(rows, PART_CHUNKS)):
+                last.update(part[-1])
+                yield as_table(part)
+
+    while not last.get("chunk_count"):
+        engine.append(Table.ARTIFACTS, batch())
+    return Stored(last["path"], last["artifact_size"], last["artifact_sha256"])
 
 
 def read(
@@ -117,28 +126,63 @@ def read(
     """
     whole, size = hashlib.sha256(), 0
     with ThreadPoolExecutor(max_workers=1) as other_core:
-        for first in count(0, BATCH_CHUNKS):
-            given = first_batch if first == 0 else None
-            rows = load_batch(engine, stream, key, attempt, path, first) if given is None else given
-            if first == 0 and not rows:
-                raise NoSuchArtifact(f"artifact {path!r} is missing", path=path)
-            digests = {number: other_core.submit(_sha256, row["data"]) for number, row in rows.items()}
-            for number in range(first, first + BATCH_CHUNKS):
-                if number not in rows:
-                    raise ChunkFault(f"artifact {path!r}: chunk {number} is missing", path=path)
-                row = rows[number]
+        for batch in _batches(engine, stream, key, attempt, path, first_batch):
+            digests = [other_core.submit(_sha256, row["data"]) for row in batch]
+            for row, digest in zip(batch, digests, strict=True):
                 data: memoryview = row["data"]
                 whole.update(data)
                 size += len(data)
-                if len(data) != row["chunk_size"] or digests[number].result() != row["chunk_sha256"]:
-                    raise ChunkFault(f"artifact {path!r}: checksum mismatch in chunk {number}", path=path)
-                last = row["chunk_count"] is not None
-                found = (number + 1, size, whole.hexdigest() if last else None)
-                if last and found != (row["chunk_count"], row["artifact_size"], row["artifact_sha256"]):
-                    raise ChunkFault(f"artifact {path!r}: checksum mismatch of the whole", path=path)
+                if len(data) != row["chunk_size"] or digest.result() != row["chunk_sha256"]:
+                    raise _mismatch(path, f"in chunk {row['chunk_no']}")
+                if row["chunk_count"] is not None and not _is_whole(row, size, whole.hexdigest()):
+                    raise _mismatch(path, "of the whole")
                 yield data
-                if last:
-                    return
+
+
+def read_whole(
+    engine: Engine, stream: str, key: str, attempt: str, path: str, *, first_batch: Rows | None = None
+) -> bytes:
+    """Return an artifact's bytes, verified by the hash of the whole while they are put together; see `read`."""
+    rows: list[dict[str, Any]] = []
+    whole, data = hashlib.sha256(), io.BytesIO()
+    with ThreadPoolExecutor(max_workers=1) as other_core:
+        for batch in _batches(engine, stream, key, attempt, path, first_batch):
+            rows += batch
+            for row in batch:
+                other_core.submit(whole.update, row["data"])
+                data.write(row["data"])  # chunk by chunk: a join would keep the other core from going on
+    if _is_whole(rows[-1], data.tell(), whole.hexdigest()):
+        return data.getvalue()
+    wrong = (row["chunk_no"] for row in rows if _sha256(row["data"]) != row["chunk_sha256"])
+    raise _mismatch(path, next((f"in chunk {number}" for number in wrong), "of the whole"))
+
+
+def _batches(
+    engine: Engine, stream: str, key: str, attempt: str, path: str, first_batch: Rows | None
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield an artifact's chunk rows in order, batch by batch up to the last one; none may be missing."""
+    for first in count(0, BATCH_CHUNKS):
+        given = first_batch if first == 0 else None
+        rows = load_batch(engine, stream, key, attempt, path, first) if given is None else given
+        if first == 0 and not rows:
+            raise NoSuchArtifact(f"artifact {path!r} is missing", path=path)
+        batch = []
+        for number in range(first, first + BATCH_CHUNKS):
+            if number not in rows:
+                raise ChunkFault(f"artifact {path!r}: chunk {number} is missing", path=path)
+            batch.append(rows[number])
+            if rows[number]["chunk_count"] is not None:
+                yield batch
+                return
+        yield batch
+
+
+def _is_whole(last: Mapping[str, Any], size: int, sha256: str) -> bool:
+    return (last["chunk_no"] + 1, size, sha256) == (last["chunk_count"], last["artifact_size"], last["artifact_sha256"])
+
+
+def _mismatch(path: str, where: str) -> ChunkFault:
+    return ChunkFault(f"artifact {path!r}: checksum mismatch {where}", path=path)
 
 
 def facts(engine: Engine, stream: str, where: Iterable[Condition]) -> list[dict[str, Any]]:
@@ -175,33 +219,41 @@ def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, Stored]:
 def chunk_rows(
     columns: Mapping[str, Any], pieces: Iterable[Buffer], *, also: Hash | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of an artifact, at least one; the last carries the totals."""
+    """Yield the rows of an artifact, at least one; the last carries the totals.
+
+    Pieces are taken in the caller's thread; two others hash the next few chunks while the caller writes.
+    """
     whole, size = hashlib.sha256(), 0
+
+    def add(chunk: Buffer) -> None:
+        whole.update(chunk)
+        if also is not None:
+            also.update(chunk)
+
+    def row(number: int, chunk: Buffer, added: Future[None], chunk_hash: Future[str], *, last: bool) -> dict[str, Any]:
+        added.result()
+        return {
+            **columns,
+            "chunk_no": number,
+            "chunk_size": len(chunk),
+            "chunk_sha256": chunk_hash.result(),
+            "chunk_count": number + 1 if last else None,
+            "artifact_size": size if last else None,
+            "artifact_sha256": whole.hexdigest() if last else None,
+            "data": chunk,
+        }
+
     chunks = _cut(pieces)
-    chunk: Buffer | None = next(chunks, b"")
-    with ThreadPoolExecutor(max_workers=1) as other_core:
-        for number in count():
-            assert chunk is not None  # the loop ends with the last chunk
-            chunk_hash = other_core.submit(_sha256, chunk)
-            whole.update(chunk)
+    first = next(chunks, b"")
+    hashing: deque[tuple[int, Buffer, Future[None], Future[str]]] = deque()
+    with ThreadPoolExecutor(max_workers=1) as of_whole, ThreadPoolExecutor(max_workers=1) as of_chunks:
+        for number, chunk in enumerate(chain([first], chunks)):
             size += len(chunk)
-            if also is not None:
-                also.update(chunk)
-            following = next(chunks, None)
-            last = following is None
-            yield {
-                **columns,
-                "chunk_no": number,
-                "chunk_size": len(chunk),
-                "chunk_sha256": chunk_hash.result(),
-                "chunk_count": number + 1 if last else None,
-                "artifact_size": size if last else None,
-                "artifact_sha256": whole.hexdigest() if last else None,
-                "data": chunk,
-            }
-            if last:
-                return
-            chunk = following
+            hashing.append((number, chunk, of_whole.submit(add, chunk), of_chunks.submit(_sha256, chunk)))
+            if len(hashing) > PART_CHUNKS:
+                yield row(*hashing.popleft(), last=False)
+        while hashing:
+            yield row(*hashing.popleft(), last=not hashing)
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -123,7 +123,7 @@ class Stream(StreamReader):
         linked = [row for chunks in chosen.values() for row in artifacts.links(chunks, attempt)]
         check(artifacts.totals(linked))
         if linked:
-            self.engine.append(Table.ARTIFACTS, arrow(Table.ARTIFACTS, linked))
+            self.engine.append(Table.ARTIFACTS, [arrow(Table.ARTIFACTS, linked)])
         return artifacts.totals(linked), frozenset(row["via"] for row in linked if row["via"])
 
     # -- coming ----------------------------------------------------------------------------------------------------

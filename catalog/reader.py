@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -111,9 +112,12 @@ class StreamReader:
 
     def read(self, key: str, path: str, *, own_attempt: str | None = None, from_trash: bool = False) -> bytes:
         """Return an artifact's bytes, verified; see `stream_chunks`."""
-        return self._unmoved(
-            lambda: b"".join(self.stream_chunks(key, path, own_attempt=own_attempt, from_trash=from_trash))
-        )
+
+        def read() -> bytes:
+            with self._located(key, path, own_attempt, from_trash) as (attempt, first_batch):
+                return artifacts.read_whole(self.engine, self.stream, key, attempt, path, first_batch=first_batch)
+
+        return self._unmoved(read)
 
     def hash_of(self, key: str, path: str, prefix: bytes = b"") -> str:
         """Return the SHA-256 of a prefix and an artifact's bytes; see `stream_chunks`."""
@@ -148,6 +152,14 @@ class StreamReader:
             ConflictError: the checkpoint changed while it was read; start again.
             CorruptError: bytes are missing or wrong, and nothing has changed that would explain it.
         """
+        with self._located(key, path, own_attempt, from_trash) as (attempt, first_batch):
+            yield from artifacts.read(self.engine, self.stream, key, attempt, path, first_batch=first_batch)
+
+    @contextmanager
+    def _located(
+        self, key: str, path: str, own_attempt: str | None, from_trash: bool
+    ) -> Iterator[tuple[str, artifacts.Rows | None]]:
+        """Give the attempt to read, and its first bytes if they are there already; explain what goes wrong then."""
         seen, known, first_batch = self._look(key, path)
         if seen is not None and not (from_trash and seen.unpurged):
             self.require_live(key, seen)
@@ -155,8 +167,7 @@ class StreamReader:
         try:
             if attempt is None:
                 raise NoSuchArtifact(f"artifact {path!r} is missing", path=path)
-            given = first_batch if attempt == known else None
-            yield from artifacts.read(self.engine, self.stream, key, attempt, path, first_batch=given)
+            yield attempt, first_batch if attempt == known else None
         except ChunkFault as fault:
             raise self._explain_fault(key, seen, fault) from fault
 

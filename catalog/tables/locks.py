@@ -25,10 +25,21 @@ LOCK_FILE = "_commit.lock"
 class CommitLock:
     """Lets one commit at a time happen in a folder, across threads and processes."""
 
-    def __init__(self, folder: Path, *, timeout_s: float = LOCK_TIMEOUT_S, durable: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *, timeout_s: float = LOCK_TIMEOUT_S, durable: bool = True, data_too: bool = True
+    ) -> None:
+        """Make the lock of a table's folder.
+
+        Args:
+            folder: the table.
+            timeout_s: how long to wait for other holders.
+            durable: put commits on the disk before the lock is released.
+            data_too: data files as well, if the engine has not done so itself.
+        """
         self._folder = folder
         self._timeout_s = timeout_s
         self._durable = durable
+        self._data_too = data_too
         # Threads of this process queue here, so that only one of them competes for the OS lock.
         self._threads = threading.Lock()
 
@@ -50,7 +61,7 @@ class CommitLock:
 
     def _make_durable(self, before: int) -> None:
         try:
-            fsync_commits(self._folder, after=before)
+            fsync_commits(self._folder, after=before, data_too=self._data_too)
         except OSError as error:
             raise UnknownOutcomeError(
                 f"a commit in {self._folder} could not be put on the disk: {error.strerror or error}; "
@@ -120,7 +131,7 @@ def _log_files(table: Path) -> dict[str, tuple[int, str]]:
     return {name: (int(number), kind) for name, (number, _, kind) in found if len(number) == 20 and number.isdecimal()}
 
 
-def fsync_commits(table: Path, *, after: int) -> None:
+def fsync_commits(table: Path, *, after: int, data_too: bool = True) -> None:
     """Put every commit newer than a version on the disk: data files first, then log entries, then their folders.
 
     The entry that they stand on goes along: its writer may have been killed before it could do so itself.
@@ -134,7 +145,7 @@ def fsync_commits(table: Path, *, after: int) -> None:
         fsync(log_entry(table, after))
     for version in range(after + 1, newest + 1):
         entry = log_entry(table, version)
-        for line in entry.read_text("utf-8").splitlines():
+        for line in entry.read_text("utf-8").splitlines() if data_too else ():
             if added := json.loads(line).get("add"):
                 data_file = table / unquote(added["path"])
                 fsync(data_file)

@@ -9,19 +9,18 @@ import logging
 import threading
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
-from itertools import chain
+from itertools import groupby
 from operator import and_
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Schema
@@ -43,10 +42,14 @@ log = logging.getLogger(__name__)
 CONFLICT_ATTEMPTS = 30
 KEEP_VERSIONS = 1_000
 """Log entries that maintenance leaves on a local disk; each one makes every commit a little slower."""
+LOG_CHECKPOINT_EVERY = 10
+"""Versions of a local table between log checkpoints; reading and committing slow down with the entries since."""
 MAINTAIN_EVERY = 100
 """Commits of one process to one table after which it tidies the table."""
 SMALL_FILE = 1 << 20
 _FEWEST_TO_MERGE = 8
+_DELETE_EVERY_S = 3600
+_UNNAMED_KEPT_DAYS = 7
 _ROW_GROUP_ROWS, _ROW_GROUP_BYTES = 256, 16 << 20
 _DELTA_TYPES = {
     "STRING": "string",
@@ -66,7 +69,8 @@ _SORTED_BY = {
     ],
     Table.EVENTS: [("at", "ascending")],
 }
-_PARQUET = ds.ParquetFileFormat(read_options=ds.ParquetReadOptions(coerce_int96_timestamp_unit="us"))
+_READING = {"coerce_int96_timestamp_unit": "us", "pre_buffer": False}
+"""Without pre-buffering all reading happens in the caller's thread, none in Arrow's, which may outlive Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +177,10 @@ class _LoadedTable:
         self.mutex = threading.RLock()
         self.commits = 0
         """Of this process, since it last tidied the table."""
+        self.next_delete = 0.0
         self._options = dict(options)
         self._snapshot: Snapshot | None = None
-        self.delta = DeltaTable(self.uri, storage_options=self._options)
+        self.reopen()
 
     @cached_property
     def schema(self) -> Schema:
@@ -188,6 +193,14 @@ class _LoadedTable:
         if self.folder:
             return pa_fs.SubTreeFileSystem(str(self.folder), pa_fs.LocalFileSystem())
         return pa_fs.PyFileSystem(DeltaStorageHandler(self.uri, self._options))
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open a data file for reading."""
+        if self.folder:
+            return pa.memory_map(str(self.folder / path))
+        file = self.storage.open_input_file(path)
+        # One request for a small file, instead of one for each of its columns.
+        return pa.BufferReader(file.read()) if file.size() < SMALL_FILE else file
 
     def refreshed(self) -> Snapshot:
         """Return the newest version."""
@@ -212,12 +225,20 @@ class _LoadedTable:
         return not following.exists() and newest.exists()
 
     def _update(self) -> None:
-        try:
-            self.delta.update_incremental()
-        except DeltaError as error:
-            # Idle for so long that the entries it would go on from have been removed.
-            log.info("opening %s anew: %s", self.uri, first_line(error))
-            self.delta = DeltaTable(self.uri, storage_options=self._options)
+        if self.delta.version() - self._opened_at < LOG_CHECKPOINT_EVERY:
+            try:
+                self.delta.update_incremental()
+            except DeltaError as error:
+                # Idle for so long that the entries it would go on from have been removed.
+                log.info("opening %s anew: %s", self.uri, first_line(error))
+            else:
+                return
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Load the table from its newest log checkpoint: what has been added entry by entry since makes it slower."""
+        self.delta = DeltaTable(self.uri, storage_options=self._options)
+        self._opened_at = self.delta.version()
 
 
 @dataclass(slots=True)
@@ -271,8 +292,9 @@ class NativeEngine:
         except (DeltaError, OSError) as error:
             raise no_catalog(place, first_line(error), found=True) from error
         check_format(place, self._tables[Table.CHECKPOINTS].delta.metadata().configuration)
+        self._ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-catalog")
         self._locks = {
-            table: CommitLock(loaded.folder, timeout_s=lock_timeout_s, durable=durable)
+            table: CommitLock(loaded.folder, timeout_s=lock_timeout_s, durable=durable, data_too=False)
             for table, loaded in self._tables.items()
             if loaded.folder
         }
@@ -300,28 +322,16 @@ class NativeEngine:
 
     # -- the port --------------------------------------------------------------------------------------------------
 
-    def append(self, table: Table, rows: pa.Table) -> None:
+    def append(self, table: Table, parts: Iterable[pa.Table]) -> None:
         """See Engine.append."""
-        streams = rows.column("stream").unique().to_pylist()
-        self._append(
-            table,
-            [
-                self._write(table, stream, [rows.filter(pc.field("stream") == stream) if len(streams) > 1 else rows])
-                for stream in streams
-            ],
-        )
+        by_stream = groupby(parts, lambda part: _only(part.column("stream")))
+        self._append(table, [self._write(table, stream, some) for stream, some in by_stream])
 
     def append_made(
         self, table: Table, tasks: Sequence[bytes], make: Callable[[bytes], Iterator[pa.RecordBatch]]
     ) -> None:
         """See Engine.append_made; the workers are this process."""
-        added = []
-        for task in tasks:
-            batches = make(task)
-            if (first := next(batches, None)) is not None:
-                made = (pa.Table.from_batches([batch]) for batch in chain([first], batches))
-                added.append(self._write(table, first.column("stream")[0].as_py(), made))
-        self._append(table, added)
+        self.append(table, (pa.Table.from_batches([batch]) for task in tasks for batch in make(task)))
 
     def insert_unless(self, rows: pa.Table, unless: Sequence[Unless] = ()) -> list[Outcome]:
         """See Engine.insert_unless; a compare-and-set on the version that the decision was read from."""
@@ -400,10 +410,13 @@ class NativeEngine:
 
         Safe beside writers of either engine, and to be run as often as one likes.
         """
-        for table, loaded in self._tables.items():
+        for table in Table:
             self._tidy(table)
+            self._delete_removed(table)
+            # Also what no log names, such as files of killed writers; but never what a slow writer may still commit.
+            days = max(definition(table).deleted_kept_days, _UNNAMED_KEPT_DAYS)
             with self._committing(table):
-                loaded.delta.vacuum(dry_run=False)
+                self._tables[table].delta.vacuum(days * 24, dry_run=False, full=True)
 
     def _tidy_sometimes(self, table: Table) -> None:
         """Tidy after so many commits of this engine; that never fails the commit that it comes after."""
@@ -414,6 +427,9 @@ class NativeEngine:
         loaded.commits = 0
         try:
             self._tidy(table)
+            if time.monotonic() > loaded.next_delete:
+                loaded.next_delete = time.monotonic() + _DELETE_EVERY_S
+                self._delete_removed(table)
         except (CatalogError, DeltaError, OSError):
             log.exception("tidying %s failed; the next time may do better", loaded.uri)
 
@@ -421,14 +437,18 @@ class NativeEngine:
         self._replace(table, lambda snapshot: self._merge_small(table, snapshot), f"merging files of {table}")
         loaded = self._tables[table]
         with self._committing(table) as snapshot:
-            if loaded.folder is None:
+            self._log_checkpoint(loaded)
+            if loaded.folder:
+                shorten_log(loaded.folder, snapshot.version - self._keep_versions)
+            else:
                 # An object store lists its log from the newest checkpoint on: only age matters.
-                loaded.delta.create_checkpoint()
                 loaded.delta.cleanup_metadata()
-                return
-            if not log_checkpoint(loaded.folder, snapshot.version).exists():
-                loaded.delta.create_checkpoint()
-            shorten_log(loaded.folder, snapshot.version - self._keep_versions)
+
+    def _delete_removed(self, table: Table) -> None:
+        """Delete data files that were removed half the time ago that the log remembers them: later it is too late."""
+        hours = definition(table).deleted_kept_days * 12
+        with self._committing(table):
+            self._tables[table].delta.vacuum(hours, dry_run=False, enforce_retention_duration=False)
 
     def _merge_small(self, table: Table, snapshot: Snapshot) -> _Replacement:
         change = _Replacement()
@@ -449,49 +469,60 @@ class NativeEngine:
         names = list(columns or SCHEMAS[table].names)
         asked = {*names, *(condition.column for condition in where)} - {"stream"}
         told: list[dict[str, Any]] = []
-        unread: dict[str, list[str]] = defaultdict(list)
+        unread: list[tuple[str, str]] = []
         for file in files.to_pylist():
             stream = file["partition.stream"]
             if _tells(file, asked):
                 told += [{"stream": stream, **{name: file[f"min.{name}"] for name in asked}}] * file["num_records"]
             else:
-                unread[stream].append(file["path"])
-        schema = SCHEMAS[table]
-        parts = [pa.Table.from_pylist(told, schema).filter(_expression(where)).select(names)]
-        stored = schema.remove(schema.get_field_index("stream"))
-        rows = _expression([condition for condition in where if condition.column != "stream"])
-        for stream, paths in unread.items():
-            dataset = ds.FileSystemDataset.from_paths(
-                paths, schema=stored, format=_PARQUET, filesystem=self._tables[table].storage
-            )
-            part = dataset.to_table(columns=[name for name in names if name != "stream"], filter=rows)
-            stream_column = pa.repeat(pa.scalar(stream), part.num_rows)
-            parts.append(part.append_column(schema.field("stream"), stream_column).select(names))
+                unread.append((stream, file["path"]))
+        parts = [_told_rows(table, told, where, names)] if told or not unread else []
+        for stream, path in unread:
+            parts.append(_with_stream(self._read_file(table, path, where, names), stream, names))
         return pa.concat_tables(parts)
+
+    def _read_file(self, table: Table, path: str, where: _Where, names: Sequence[str]) -> pa.Table:
+        """Return rows of one data file, from the row groups that may have some."""
+        schema = SCHEMAS[table]
+        where = [condition for condition in where if condition.column != "stream"]
+        columns = [name for name in schema.names if name in {*names, *(one.column for one in where)} - {"stream"}]
+        with self._tables[table].open(path) as source, pq.ParquetFile(source, **_READING) as file:
+            groups = [
+                number for number in range(file.num_row_groups) if _may_have(file.metadata.row_group(number), where)
+            ]
+            # Handing one row's columns to threads takes longer than reading them.
+            rows = file.read_row_groups(groups, columns=columns, use_threads=source.size() >= SMALL_FILE)
+        expected = pa.schema([schema.field(name) for name in rows.column_names])
+        rows = rows if rows.schema.equals(expected) else rows.cast(expected)
+        if not where:
+            return rows
+        # Numbers first: a filter copies, and most often all rows of a group are wanted.
+        numbered = rows.select(sorted({one.column for one in where})).append_column(
+            "row", pa.array(range(rows.num_rows))
+        )
+        wanted = numbered.filter(_expression(where)).column("row")
+        return rows if len(wanted) == rows.num_rows else rows.take(wanted)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def _write(self, table: Table, stream: str, tables: Iterable[pa.Table]) -> AddAction:
         """Write rows of a stream into a new data file, durable, and return what the log has to say about it."""
         loaded = self._tables[table]
-        schema = SCHEMAS[table]
         path = f"part-{uuid.uuid4()}.parquet"
         kept = definition(table).statistics
         facts: list[pa.Table] = []
+        writer: pq.ParquetWriter | None = None
         try:
-            with pq.ParquetWriter(
-                path,
-                schema.remove(schema.get_field_index("stream")),
-                filesystem=loaded.storage,
-                compression={name: "snappy" if name == "data" else "zstd" for name in schema.names if name != "stream"},
-                use_dictionary=False,
-                write_statistics=list(kept),
-            ) as writer:
-                for rows in tables:
-                    _check_required(table, rows)
-                    facts.append(rows.select(kept))
-                    per_group = max(1, _ROW_GROUP_BYTES * rows.num_rows // max(rows.nbytes, 1))
-                    writer.write_table(rows.drop_columns(["stream"]), min(per_group, _ROW_GROUP_ROWS))
+            for rows in tables:
+                _check_required(table, rows)
+                writer = writer or _writer(path, loaded.storage, rows, kept)
+                facts.append(rows.select(kept))
+                per_group = max(1, _ROW_GROUP_BYTES * rows.num_rows // max(rows.nbytes, 1))
+                writer.write_table(rows.drop_columns(["stream"]), min(per_group, _ROW_GROUP_ROWS))
+                if loaded.folder and self._durable and rows.nbytes >= SMALL_FILE:
+                    self._ahead.submit(fsync, loaded.folder / path)  # the disk works while the next part is made
+            if writer:
+                writer.close()
         except BaseException as error:
             if loaded.storage.get_file_info(path).type is pa_fs.FileType.File:
                 loaded.storage.delete_file(path)
@@ -543,7 +574,8 @@ class NativeEngine:
     def _committing(self, table: Table) -> Iterator[Snapshot]:
         """Give the newest version, to be decided and committed on."""
         loaded = self._tables[table]
-        with loaded.mutex, self._locks[table].held() if self._locks else nullcontext():
+        # In this order, so that readers do not wait while this process waits for others.
+        with self._locks[table].held() if self._locks else nullcontext(), loaded.mutex:
             yield loaded.refreshed()
 
     def _commit(self, table: Table, actions: Sequence[AddAction | RemoveAction], *, retries: int | None = 0) -> None:
@@ -555,8 +587,76 @@ class NativeEngine:
             schema=loaded.schema,
             partition_by=["stream"],
             commit_properties=CommitProperties(max_commit_retries=retries),
-            post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
+            post_commithook_properties=PostCommitHookProperties(
+                create_checkpoint=loaded.folder is None, cleanup_expired_logs=False
+            ),
         )
+        self._ahead.submit(self._catch_up, table, loaded.delta.version() + 1)
+
+    def _catch_up(self, table: Table, version: int) -> None:
+        """Load the version just made while the caller goes on, after a log checkpoint if it is time for one."""
+        loaded = self._tables[table]
+        try:
+            if loaded.folder is None or version % LOG_CHECKPOINT_EVERY:
+                loaded.refreshed()
+            else:
+                with self._committing(table):
+                    self._log_checkpoint(loaded)
+        except (CatalogError, DeltaError, OSError):
+            log.exception("%s could not be loaded ahead; the next call does it", loaded.uri)
+
+    def _log_checkpoint(self, loaded: _LoadedTable) -> None:
+        loaded.delta.create_checkpoint()
+        if loaded.folder and self._durable:
+            fsync(log_checkpoint(loaded.folder, loaded.delta.version()))
+        loaded.reopen()
+
+
+def _writer(path: str, storage: pa_fs.FileSystem, first: pa.Table, statistics: Sequence[str]) -> pq.ParquetWriter:
+    """Open a new data file for rows like these; bytes are compressed only if that helps."""
+    compression = {name: "zstd" for name in first.column_names if name != "stream"}
+    if "data" in compression:
+        compression["data"] = "snappy" if _compressible(first.column("data")) else "none"
+    return pq.ParquetWriter(
+        path,
+        first.schema.remove(first.schema.get_field_index("stream")),
+        filesystem=storage,
+        compression=compression,
+        use_dictionary=False,
+        write_statistics=list(statistics),
+    )
+
+
+def _compressible(data: pa.ChunkedArray) -> bool:
+    sample = next((bytes(one.as_buffer()[:65_536]) for one in data if one.is_valid and len(one.as_buffer())), b"")
+    return len(pa.compress(sample, "snappy", asbytes=True)) < 0.9 * len(sample)
+
+
+def _told_rows(table: Table, told: list[dict[str, Any]], where: _Where, names: list[str]) -> pa.Table:
+    rows = pa.Table.from_pylist(told, SCHEMAS[table])
+    return (rows.filter(_expression(where)) if told else rows).select(names)
+
+
+def _with_stream(rows: pa.Table, stream: str, names: list[str]) -> pa.Table:
+    """Add the partition column, which data files do not have."""
+    if "stream" in names:
+        rows = rows.append_column("stream", pa.repeat(pa.scalar(stream), rows.num_rows))
+    return rows.select(names)
+
+
+def _may_have(group: pq.RowGroupMetaData, where: _Where) -> bool:
+    """Say whether a row group may have rows that meet every condition, as far as its statistics tell."""
+    bounds = {}
+    for number in range(group.num_columns):
+        column = group.column(number)
+        if column.is_stats_set and column.statistics.has_min_max:
+            bounds[column.path_in_schema] = (column.statistics.min, column.statistics.max)
+    return all(
+        _overlap(pa.chunked_array([[low]]), pa.chunked_array([[high]]), condition)[0].as_py()
+        for condition in where
+        if condition.column in bounds
+        for low, high in [bounds[condition.column]]
+    )
 
 
 def _create_table(uri: str, table: Table, options: dict[str, str]) -> None:
@@ -587,6 +687,12 @@ def _check_required(table: Table, rows: pa.Table) -> None:
     for column in definition(table).columns:
         if column.required and rows.column(column.name).null_count:
             raise InvalidInputError(f"column {column.name} of {table} must not be NULL")
+
+
+def _only(column: pa.ChunkedArray) -> str:
+    """Return the one stream of some rows."""
+    (value,) = column.unique().to_pylist()
+    return str(value)
 
 
 def _statistics(rows: pa.Table) -> str:

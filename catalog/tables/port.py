@@ -69,8 +69,8 @@ class Outcome(Enum):
 class Engine(Protocol):
     """How the tables are reached; safe to use from several threads."""
 
-    def append(self, table: Table, rows: pa.Table) -> None:
-        """Add rows blindly, in one durable commit."""
+    def append(self, table: Table, parts: Iterable[pa.Table]) -> None:
+        """Add rows blindly, in one durable commit; parts are taken one by one, for a writer that can keep up."""
 
     def append_made(
         self, table: Table, tasks: Sequence[bytes], make: Callable[[bytes], Iterator[pa.RecordBatch]]

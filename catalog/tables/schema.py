@@ -52,6 +52,13 @@ class Definition:
         """The columns that every data file has statistics of in the log."""
         return tuple(self.properties["delta.dataSkippingStatsColumns"].split(","))
 
+    @property
+    def deleted_kept_days(self) -> int:
+        """How long the log remembers data files that are gone."""
+        _, days, unit = self.properties["delta.deletedFileRetentionDuration"].split()
+        assert unit == "days"
+        return int(days)
+
 
 def create_statement(table: Table, quoted_name: str) -> str:
     """Return the CREATE TABLE statement of sql/tables for a table; a name is the only thing it takes."""

@@ -100,8 +100,9 @@ class SparkEngine:
         """How often a commit of this engine had to run again because of another writer."""
         return self._commits.conflicts
 
-    def append(self, table: Table, rows: pa.Table) -> None:
+    def append(self, table: Table, parts: Iterable[pa.Table]) -> None:
         """See Engine.append."""
+        rows = pa.concat_tables(parts)
         frame = self.spark.createDataFrame(rows)
         # One file for few bytes; for many, every core writes its own.
         self._append(table, frame.coalesce(1) if rows.nbytes < _ONE_FILE_BYTES else frame)

@@ -28,9 +28,10 @@ TBLPROPERTIES (
   'checkpoint_catalog.format' = '{format}',
   'delta.dataSkippingStatsColumns' = 'checkpoint_key,attempt,chunk_no',
   'delta.randomizeFilePrefixes' = 'true',
-  -- Undo needs the trash, not time travel, so deleted bytes need not be kept for long.
-  'delta.deletedFileRetentionDuration' = 'interval 1 days',
-  'delta.logRetentionDuration' = 'interval 1 days',
+  -- Undo needs the trash, not time travel, so deleted bytes need not be kept for long: maintenance deletes them
+  -- after half of this, because what is deleted later is no longer named in the log.
+  'delta.deletedFileRetentionDuration' = 'interval 2 days',
+  'delta.logRetentionDuration' = 'interval 2 days',
   'delta.checkpointInterval' = '50',
   'delta.enableDeletionVectors' = 'false'
 )

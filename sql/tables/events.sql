@@ -15,8 +15,8 @@ TBLPROPERTIES (
   'checkpoint_catalog.format' = '{format}',
   'delta.dataSkippingStatsColumns' = 'checkpoint_key,event,at',
   'delta.randomizeFilePrefixes' = 'true',
-  'delta.deletedFileRetentionDuration' = 'interval 1 days',
-  'delta.logRetentionDuration' = 'interval 1 days',
+  'delta.deletedFileRetentionDuration' = 'interval 2 days',
+  'delta.logRetentionDuration' = 'interval 2 days',
   'delta.checkpointInterval' = '50',
   'delta.enableDeletionVectors' = 'false'
 )

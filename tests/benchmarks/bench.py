@@ -137,7 +137,7 @@ def listing(spark: Any, catalog: CheckpointCatalog, place: Path, checkpoints: in
         {**template.row(), "checkpoint_key": f"{one:020d}", "insert_id": uuid.uuid4().hex}
         for one in range(2, checkpoints + 1)
     ]
-    catalog.engine.append(Table.CHECKPOINTS, arrow(Table.CHECKPOINTS, rows))  # laid out as one compaction would
+    catalog.engine.append(Table.CHECKPOINTS, [arrow(Table.CHECKPOINTS, rows)])  # laid out as one compaction would
     table = str(place / Table.CHECKPOINTS)
     columns = list(template.row())
 

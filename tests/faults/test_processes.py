@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+import uuid
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -108,6 +109,14 @@ def test_of_four_native_processes_racing_for_three_hundred_ids_exactly_one_wins_
     place, writers = tmp_path / "catalog", dict.fromkeys(("anna", "berta", "clara", "dora"), "native")
     catalog = CheckpointCatalog.native(place, create=True)
     print("\nwinners:", dict(run_race(catalog, place, writers, list(range(1, 301)))))
+
+
+def test_of_three_native_processes_on_s3_without_any_lock_exactly_one_wins_each(s3_options, monkeypatch):
+    for name, value in s3_options.items():
+        monkeypatch.setenv(name, value)
+    place = f"s3://bucket/{uuid.uuid4()}"
+    catalog = CheckpointCatalog.native(place, create=True)
+    run_race(catalog, place, dict.fromkeys(("anna", "berta", "clara"), "native"), list(range(1, 9)))
 
 
 def run_kills(catalog, place, engine, kills):

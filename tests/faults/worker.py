@@ -15,7 +15,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -49,9 +49,9 @@ class Watched:
         if point == self._point:
             die()
 
-    def append(self, table: Table, rows: pa.Table) -> None:
+    def append(self, table: Table, parts: Iterable[pa.Table]) -> None:
         self._reach("before artifacts")
-        self._engine.append(table, rows)
+        self._engine.append(table, parts)
         self._reach("between the commits")
 
     def insert_unless(self, rows: pa.Table, unless: Sequence[Unless] = ()) -> list[Outcome]:

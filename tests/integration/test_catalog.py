@@ -177,7 +177,7 @@ def test_timestamps_and_u64_come_back_as_they_went_in(spark, place):
     engine = CheckpointCatalog.for_path(spark, place).engine
     at = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
     row = {"stream": "events", "event": "verified", "at": at, "checkpoint_key": None, "actor": "me", "details": "{}"}
-    engine.append(Table.EVENTS, pa.Table.from_pylist([row], schema=SCHEMAS[Table.EVENTS]))
+    engine.append(Table.EVENTS, [pa.Table.from_pylist([row], schema=SCHEMAS[Table.EVENTS])])
     assert engine.scan(Table.EVENTS, [Equals("stream", "events")], list(row)).to_pylist() == [row]
 
 

@@ -1,0 +1,210 @@
+"""How fast the native engine is beside a plain-file store, bare deltalake and the Spark engine, in one run."""
+
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+
+from catalog import CheckpointCatalog
+from catalog.tables.locks import fsync
+from catalog.tables.port import Table
+from catalog.tables.schema import arrow
+from tests.benchmarks.lines import MIB, Line, alternate, manifest
+
+numbers = count(1)
+
+OPEN = """
+import sys, time
+from catalog import CheckpointCatalog
+import catalog.tables.native
+began = time.perf_counter()
+CheckpointCatalog.native(sys.argv[1]).store("curve").next_id()
+print(time.perf_counter() - began)
+"""
+
+LARGE = """
+import json, os, resource, sys, threading, time
+import psutil
+from catalog import CheckpointCatalog, CheckpointManifest
+
+store = CheckpointCatalog.native(sys.argv[1], create=True).store("large")
+store.save_with_state(CheckpointManifest.new(1, epoch=1), b"warm")
+store.load_state_data(1)
+process, idle, peak = psutil.Process(), psutil.Process().memory_info().rss, 0
+
+def watch():
+    global peak
+    while True:
+        # What the kernel caches of files that are mapped is not the process's own.
+        memory = process.memory_info()
+        peak = max(peak, memory.rss - memory.shared)
+        time.sleep(0.005)
+
+idle -= process.memory_info().shared
+threading.Thread(target=watch, daemon=True).start()
+store.save_with_state(CheckpointManifest.new(2, epoch=1), (os.urandom(1 << 20) for _ in range(1024)))
+saved = peak
+peak = 0
+assert sum(len(chunk) for chunk in store.iter_state_data(2)) == 1 << 30
+print(json.dumps({"saved": (saved - idle) / (1 << 20), "loaded": (peak - idle) / (1 << 20)}))
+"""
+
+
+class PlainFiles:
+    """The honest minimum: a temporary file, fsync, rename, fsync of the folder, and a SHA-256."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._folder = folder
+
+    def save(self, name: str, data: bytes) -> None:
+        path = self._folder / name
+        with path.with_suffix(".tmp").open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        path.with_suffix(".tmp").rename(path)
+        path.with_suffix(".sha256").write_text(hashlib.sha256(data).hexdigest())
+        fsync(path.with_suffix(".sha256"))
+        fsync(self._folder)
+
+    def load(self, name: str) -> bytes:
+        path = self._folder / name
+        data = path.read_bytes()
+        assert hashlib.sha256(data).hexdigest() == path.with_suffix(".sha256").read_text()
+        return data
+
+
+def small_saves(folder: Path, spark_save_s: float, rounds: int) -> list[Line]:
+    """A 1 KB checkpoint beside a plain file, a bare deltalake append and the Spark engine."""
+    catalog, plain = CheckpointCatalog.native(folder / "small", create=True), PlainFiles(folder / "plain small")
+    store, bare = catalog.store("small"), str(folder / "bare small")
+    row = arrow(Table.CHECKPOINTS, [{"stream": "s", "manifest": manifest(1).canonical()}])
+
+    def append() -> None:
+        write_deltalake(bare, row, mode="append", partition_by=["stream"])
+
+    ours, files, theirs = alternate(
+        rounds,
+        lambda: store.save(manifest(next(numbers))),
+        lambda: plain.save(str(next(numbers)), manifest(1).canonical().encode()),
+        append,
+    )
+    return [
+        Line.slower("save 1 KB, native", ours, "plain file", files, 10),
+        Line.slower("save 1 KB, native", ours, "bare write_deltalake", theirs, None),
+        Line.slower("save 1 KB, native", ours, "Spark engine", [spark_save_s], 1 / 15),
+    ]
+
+
+def blobs(folder: Path, size_mib: int, rounds: int) -> list[Line]:
+    """A large state beside a plain file and bare deltalake."""
+    data = os.urandom(size_mib * MIB)
+    catalog, plain = CheckpointCatalog.native(folder / "blobs", create=True), PlainFiles(folder / "plain blobs")
+    store, name = catalog.store("blobs"), f"{size_mib} MiB"
+    table = pa.table({"stream": ["s"], "data": pa.array([data], pa.large_binary())})
+    saved, bare = [0], [""]
+
+    def save() -> None:
+        saved[0] = next(numbers)
+        store.save_with_state(manifest(saved[0]), data)
+
+    def write() -> None:
+        bare[0] = str(folder / f"bare {next(numbers)}")
+        write_deltalake(bare[0], table)
+
+    ours, files, theirs = alternate(rounds, save, lambda: plain.save("state", data), write)
+    loaded, read, bare_read = alternate(
+        rounds,
+        lambda: store.load_state_data(saved[0]),
+        lambda: plain.load("state"),
+        lambda: DeltaTable(bare[0]).to_pyarrow_table(),
+    )
+    return [
+        Line.faster(f"{name} save, native, fsynced", ours, "plain file", files, size_mib, 0.7),
+        Line.faster(f"{name} save, native, fsynced", ours, "bare write_deltalake", theirs, size_mib, None),
+        Line.faster(f"{name} load, native, verified", loaded, "plain file", read, size_mib, 0.7),
+        Line.faster(f"{name} load, native, verified", loaded, "bare deltalake", bare_read, size_mib, None),
+    ]
+
+
+def curve(folder: Path, commits: int) -> tuple[list[Line], dict[str, Any]]:
+    """Many commits of one writer that tidies by itself: the last ones beside the hundredth, and opening it anew."""
+    place = folder / "curve"
+    store = CheckpointCatalog.native(place, create=True).store("curve")
+    spent: list[float] = []
+    opened: dict[int, list[float]] = {}
+    for number in range(1, commits + 1):
+        one = manifest(number)
+        began = time.perf_counter()
+        store.save(one)
+        spent.append(time.perf_counter() - began)
+        if number in (100, commits):
+            opened[number] = [_seconds_to_open(place) for _ in range(5)]
+    table = str(place / Table.CHECKPOINTS)
+    readable = _readable_versions(table)
+    points = {
+        at: statistics.median(spent[at - 100 : at]) * 1e3 for at in range(100, commits + 1, max(100, commits // 10))
+    }
+    lines = [
+        Line.slower(f"commit {commits:,}, tidying", spent[-100:], "commit 100", spent[:100], 1.3),
+        Line.slower(f"fresh open at {commits:,}", opened[commits], "at 100", opened[100], 3),
+    ]
+    facts = {
+        "median_ms_of_100_commits_up_to": {str(at): round(value, 1) for at, value in points.items()},
+        "versions_readable_by_time_travel": readable,
+        "slowest_ms": round(max(spent) * 1e3),
+    }
+    return lines, facts
+
+
+def _readable_versions(table: str) -> int:
+    """Count the versions that can still be loaded, from the newest down."""
+    newest = DeltaTable(table).version()
+    for back in count():
+        try:
+            if back > newest:
+                return back
+            DeltaTable(table, version=newest - back)
+        except Exception:  # noqa: BLE001 - whatever it is, that version cannot be read
+            return back
+    raise AssertionError
+
+
+def _seconds_to_open(place: Path) -> float:
+    done = subprocess.run([sys.executable, "-c", OPEN, str(place)], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def memory(folder: Path) -> list[Line]:
+    """1 GiB saved and loaded: how far the process grows above its idle size."""
+    command = [sys.executable, "-c", LARGE, str(folder / "large")]
+    grown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return [
+        Line(f"memory, 1 GiB {what}, native", f"+{mib:.0f} MiB", "-", "idle process", "-", mib, "≤ 300 MiB", mib <= 300)
+        for what, mib in grown.items()
+    ]
+
+
+def run(
+    folder: Path, spark_save_s: float, *, rounds: int, size_mib: int, commits: int
+) -> tuple[list[Line], dict[str, Any]]:
+    """Measure everything."""
+    lines = small_saves(folder, spark_save_s, max(rounds * 20, 100))
+    lines += blobs(folder, size_mib, rounds)
+    lines += memory(folder)
+    curve_lines, facts = curve(folder, commits)
+    return lines + curve_lines, facts
+
+
+Measure = Callable[[], None]
