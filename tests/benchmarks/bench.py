@@ -1,7 +1,7 @@
-"""How fast the Spark engine is beside bare Delta in the same session: `make bench`.
+"""How fast both engines are here, each beside something bare in the same run: `make bench`.
 
-Every ratio compares two things measured in turn, in one run, with the same settings, so that a noisy machine is noisy
-for both. Bare Delta does not fsync; the rows marked "fsync off" compare like with like, the others show what it costs.
+Every ratio compares things measured in turn, with the same settings, so that a noisy machine is noisy for all. Bare
+Delta does not fsync; the rows marked "fsync off" compare like with like, the others show what it costs.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -21,49 +21,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from catalog import CheckpointCatalog, CheckpointManifest
+from catalog import CheckpointCatalog, CheckpointStore
 from catalog.artifacts import CHUNK_BYTES
 from catalog.session import build_session
 from catalog.tables.port import Table
 from catalog.tables.schema import arrow
+from tests.benchmarks import native
+from tests.benchmarks.lines import MIB, Line, alternate, manifest, show
 
-MIB = 1 << 20
 numbers = count(1)
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One comparison: ours beside the bare one."""
-
-    what: str
-    ours: str
-    bare: str
-    ratio: float
-    aim: str
-    holds: bool
-
-
-def alternate(rounds: int, *actions: Callable[[], Any]) -> list[float]:
-    """Return the median seconds of each action, run in turn after one warm-up each."""
-    for action in actions:
-        action()
-    times: list[list[float]] = [[] for _ in actions]
-    for _ in range(rounds):
-        for action, spent in zip(actions, times, strict=True):
-            began = time.perf_counter()
-            action()
-            spent.append(time.perf_counter() - began)
-    return [statistics.median(spent) for spent in times]
-
-
-def manifest(number: int, size: int = 700) -> CheckpointManifest:
-    """A checkpoint of about 1 KB."""
-    offsets = {"kafka": {"offsets": {"partition-0": "x" * (size - 300)}, "epoch": 1}}
-    return CheckpointManifest.new(number, epoch=number, source_offsets=offsets)
-
-
-def small_saves(spark: Any, catalog: CheckpointCatalog, bare: str, rounds: int) -> list[Line]:
-    """A 1 KB checkpoint beside a bare append of one row with the same columns."""
+def small_saves(spark: Any, catalog: CheckpointCatalog, bare: str, rounds: int) -> tuple[list[Line], float]:
+    """A 1 KB checkpoint beside a bare append of one row with the same columns; also the seconds it takes."""
     store = catalog.store("small")
     row = arrow(Table.CHECKPOINTS, [{"stream": "s", "manifest": manifest(1).canonical(), "at": datetime.now(UTC)}])
 
@@ -71,9 +41,7 @@ def small_saves(spark: Any, catalog: CheckpointCatalog, bare: str, rounds: int) 
         spark.createDataFrame(row).coalesce(1).write.format("delta").mode("append").save(bare)
 
     ours, theirs = alternate(rounds, lambda: store.save(manifest(next(numbers))), append)
-    return [
-        Line("save 1 KB", f"{ours * 1e3:.0f} ms", f"{theirs * 1e3:.0f} ms", ours / theirs, "≤ 5", ours <= 5 * theirs)
-    ]
+    return [Line.slower("save 1 KB, Spark", ours, "bare append", theirs, 5)], statistics.median(ours)
 
 
 def blobs(
@@ -105,25 +73,23 @@ def blobs(
 
     whole_store = volatile.store("whole")
 
-    def load() -> None:
-        assert len(whole_store.load_state_data(saved["whole"]) or b"") == len(data)
+    def load(store: CheckpointStore) -> None:
+        assert len(store.load_state_data(saved["whole"]) or b"") == len(data)
 
     bare_write, fsynced, unsynced, whole = alternate(
         rounds, write, lambda: save_state(durable, "durable"), lambda: save_state(volatile, "volatile"), save_whole
     )
-    bare_read, loaded = alternate(rounds, read, load)
-
-    def line(what: str, ours: float, theirs: float, aim: float | None) -> Line:
-        ratio = theirs / ours
-        speeds = (f"{size_mib / one:.0f} MiB/s" for one in (ours, theirs))
-        return Line(what, *speeds, ratio, f"≥ {aim}" if aim else "-", aim is None or ratio >= aim)
-
+    whole_store.list()  # as after a recovery
+    bare_read, loaded, loaded_new = alternate(
+        rounds, read, lambda: load(whole_store), lambda: load(volatile.store("whole"))
+    )
     name = f"{size_mib} MiB"
     return [
-        line(f"{name} artifact save, fsync off", unsynced, bare_write, 0.7),
-        line(f"{name} artifact save, fsynced", fsynced, bare_write, None),
-        line(f"{name} save_with_state, fsync off", whole, bare_write, None),
-        line(f"{name} load, verified", loaded, bare_read, 0.7),
+        Line.faster(f"{name} artifact save, Spark, fsync off", unsynced, "bare write", bare_write, size_mib, 0.7),
+        Line.faster(f"{name} artifact save, Spark, fsynced", fsynced, "bare write", bare_write, size_mib, None),
+        Line.faster(f"{name} save_with_state, Spark, fsync off", whole, "bare write", bare_write, size_mib, None),
+        Line.faster(f"{name} load, Spark, verified", loaded, "bare read", bare_read, size_mib, 0.7),
+        Line.faster(f"{name} load by a new store, Spark", loaded_new, "bare read", bare_read, size_mib, None),
     ]
 
 
@@ -149,8 +115,7 @@ def listing(spark: Any, catalog: CheckpointCatalog, place: Path, checkpoints: in
         assert len(catalog.store("many").list()) == checkpoints
 
     mine, bare = alternate(rounds, ours, select)
-    what = f"list of {checkpoints:,}"
-    return [Line(what, f"{mine * 1e3:.0f} ms", f"{bare * 1e3:.0f} ms", mine / bare, "≤ 2", mine <= 2 * bare)]
+    return [Line.slower(f"list of {checkpoints:,}, Spark", mine, "bare SELECT", bare, 2)]
 
 
 def breakdown(catalog: CheckpointCatalog) -> dict[str, float]:
@@ -190,25 +155,35 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--size-mib", type=int, default=64)
     parser.add_argument("--checkpoints", type=int, default=1000)
-    parser.add_argument("--json", type=Path, default=Path("bench-results/spark.json"))
+    parser.add_argument("--commits", type=int, default=5000, help="of the native engine, in a row")
+    parser.add_argument("--json", type=Path, default=Path("bench-results/bench.json"))
     options = parser.parse_args()
     spark = build_session("bench")
     with tempfile.TemporaryDirectory(prefix="checkpoint-catalog-bench-") as name:
         folder = Path(name)
         durable = CheckpointCatalog.create(spark, folder / "catalog")
         volatile = CheckpointCatalog.for_path(spark, folder / "catalog", durable=False)
-        lines = small_saves(spark, durable, str(folder / "bare"), options.rounds)
+        lines, spark_save_s = small_saves(spark, durable, str(folder / "bare"), options.rounds)
         lines += blobs(spark, durable, volatile, folder, options.size_mib, options.rounds)
         lines += listing(spark, durable, folder / "catalog", options.checkpoints, options.rounds)
         parts = breakdown(durable)
-    spark.stop()
-    print(f"\n{'':34} {'ours':>12} {'bare Delta':>12} {'ratio':>7}  aim")
-    for line in lines:
-        mark = "" if line.holds else "  missed"
-        print(f"{line.what:34} {line.ours:>12} {line.bare:>12} {line.ratio:>7.2f}  {line.aim}{mark}")
-    print("\na 1 KB save spends " + ", ".join(f"{spent:.0f} ms in {part}" for part, spent in parts.items()))
+        spark.stop()
+        native_lines, facts = native.run(
+            folder, spark_save_s, rounds=options.rounds, size_mib=options.size_mib, commits=options.commits
+        )
+    lines += native_lines
+    print("\n" + show(lines))
+    print("\na 1 KB save by Spark spends " + ", ".join(f"{spent:.0f} ms in {part}" for part, spent in parts.items()))
+    for what, value in facts.items():
+        print(f"{what.replace('_', ' ')}: {value}")
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "rounds": options.rounds}
-    report = {"machine": machine, "lines": [asdict(line) for line in lines], "save_1kb_ms": parts}
+    report = {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine,
+        "lines": [asdict(line) for line in lines],
+        "save_1kb_by_spark_ms": parts,
+        "native": facts,
+    }
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", "utf-8")
     print(f"written to {options.json}")
