@@ -17,9 +17,10 @@ from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
 
-from catalog.errors import CatalogError, InvalidInputError
+from catalog.errors import CatalogError, CorruptError, InvalidInputError
 from catalog.tables.port import Between, Condition, Engine, Equals, In, Table
 from catalog.tables.schema import CHUNK_FACTS, arrow
+from catalog.threads import start
 
 CHUNK_BYTES = 4 << 20
 BATCH_CHUNKS = 16
@@ -127,7 +128,7 @@ def read(
     whole, size = hashlib.sha256(), 0
     with ThreadPoolExecutor(max_workers=1) as other_core:
         for batch in _batches(engine, stream, key, attempt, path, first_batch):
-            digests = [other_core.submit(_sha256, row["data"]) for row in batch]
+            digests = [start(other_core, _sha256, row["data"]) for row in batch]
             for row, digest in zip(batch, digests, strict=True):
                 data: memoryview = row["data"]
                 whole.update(data)
@@ -149,7 +150,7 @@ def read_whole(
         for batch in _batches(engine, stream, key, attempt, path, first_batch):
             rows += batch
             for row in batch:
-                other_core.submit(whole.update, row["data"])
+                start(other_core, whole.update, row["data"])
                 data.write(row["data"])  # chunk by chunk: a join would keep the other core from going on
     if _is_whole(rows[-1], data.tell(), whole.hexdigest()):
         return data.getvalue()
@@ -249,7 +250,7 @@ def chunk_rows(
     with ThreadPoolExecutor(max_workers=1) as of_whole, ThreadPoolExecutor(max_workers=1) as of_chunks:
         for number, chunk in enumerate(chain([first], chunks)):
             size += len(chunk)
-            hashing.append((number, chunk, of_whole.submit(add, chunk), of_chunks.submit(_sha256, chunk)))
+            hashing.append((number, chunk, start(of_whole, add, chunk), start(of_chunks, _sha256, chunk)))
             if len(hashing) > PART_CHUNKS:
                 yield row(*hashing.popleft(), last=False)
         while hashing:
@@ -341,18 +342,25 @@ def load_batch(engine: Engine, stream: str, key: str, attempt: str, path: str, f
         "held_key", "held_attempt", "data",
     )  # fmt: skip
     numbers = Between("chunk_no", first, first + BATCH_CHUNKS)
-    found = _with_views(engine.scan(Table.ARTIFACTS, (of_stream, *named, numbers), columns))
+    found = _with_views(_scan(engine, path, (of_stream, *named, numbers), columns))
     rows = {row["chunk_no"]: row for row in found}
     holders = {(row["held_key"], row["held_attempt"]) for row in rows.values() if row["data"] is None}
     for holder in holders:
         wanted = [row for row in rows.values() if (row["held_key"], row["held_attempt"]) == holder]
         hashes = In("chunk_sha256", tuple({row["chunk_sha256"] for row in wanted}))
         place = (of_stream, Equals("checkpoint_key", holder[0]), Equals("attempt", holder[1]), hashes)
-        held = _with_views(engine.scan(Table.ARTIFACTS, place, ("chunk_sha256", "data")))
+        held = _with_views(_scan(engine, path, place, ("chunk_sha256", "data")))
         bytes_by_hash = {row["chunk_sha256"]: row["data"] for row in held if row["data"] is not None}
         for row in wanted:
             row["data"] = bytes_by_hash.get(row["chunk_sha256"])
     return {number: row for number, row in rows.items() if row["data"] is not None}
+
+
+def _scan(engine: Engine, path: str, where: Sequence[Condition], columns: Sequence[str]) -> pa.Table:
+    try:
+        return engine.scan(Table.ARTIFACTS, where, columns)
+    except CorruptError as error:
+        raise ChunkFault(f"artifact {path!r}: {error}", path=path) from error
 
 
 def _with_views(table: pa.Table) -> list[dict[str, Any]]:
@@ -374,5 +382,5 @@ def _views(column: pa.ChunkedArray) -> Iterator[memoryview | None]:
         width = pa.int64() if pa.types.is_large_binary(array.type) else pa.int32()
         bounds = pa.Array.from_buffers(width, len(array) + 1, [None, ends], offset=array.offset).to_pylist()
         whole = memoryview(payload) if payload is not None else memoryview(b"")
-        for valid, start, end in zip(array.is_valid().to_pylist(), bounds, bounds[1:], strict=False):
-            yield whole[start:end] if valid else None
+        for valid, begin, end in zip(array.is_valid().to_pylist(), bounds, bounds[1:], strict=False):
+            yield whole[begin:end] if valid else None

@@ -16,7 +16,7 @@ from catalog.protocol import Stream
 from catalog.state_store import CheckpointStateManager, CheckpointStateStore
 from catalog.store import CheckpointStore
 from catalog.tables.names import any_place, name_place, path_place
-from catalog.tables.port import Engine
+from catalog.tables.port import Engine, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +30,7 @@ def utc_now() -> datetime:
 class CheckpointCatalog:
     """The checkpoints of many streams, in three Delta tables; safe to share by threads.
 
-    The session is used as it is: never stopped, never reconfigured.
+    A Spark session is used as it is: never stopped, never reconfigured.
     """
 
     def __init__(self, engine: Engine, *, clock: Callable[[], datetime] = utc_now, actor: str | None = None) -> None:
@@ -166,10 +166,15 @@ class CheckpointCatalog:
 
     def streams(self) -> list[str]:
         """Return the names of all streams that have a row."""
-        from catalog.tables.port import Table
-
         found = self.engine.scan(Table.CHECKPOINTS, [], ["stream"]).column("stream").unique().to_pylist()
         return sorted(keys.stream_label(stream) for stream in found)
+
+    def maintain(self) -> None:
+        """Keep the tables small and quick: merge small files, shorten logs, delete what no readable version needs.
+
+        Once a day is enough. It runs on the native engine, also beside Spark's writers.
+        """
+        self.engine.maintain()
 
     def stream(self, name: str, format: keys.Format | None = None) -> Stream:
         """Return the rows of a stream of some format, or of any, and the protocol's steps on them."""

@@ -24,6 +24,7 @@ from catalog.errors import (
 from catalog.lifecycle import Checkpoint, Revision, Status
 from catalog.tables.port import Engine, Equals, In, Table
 from catalog.tables.schema import CHECKPOINT_FACTS
+from catalog.threads import start
 
 T = TypeVar("T")
 
@@ -180,7 +181,7 @@ class StreamReader:
         if known is None:
             return self.find(key, manifest=False), None, None
         with ThreadPoolExecutor(max_workers=1) as pool:
-            bytes_ahead = pool.submit(artifacts.load_batch, self.engine, self.stream, key, known, path)
+            bytes_ahead = start(pool, artifacts.load_batch, self.engine, self.stream, key, known, path)
             seen = self.find(key, manifest=False)
             return seen, known, bytes_ahead.result()
 

@@ -1,6 +1,7 @@
 """What both engines say about a commit: what became of each row, and when it is run again."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -21,18 +22,24 @@ class Again(Exception):
     """The commit must be decided anew: what it stood on has changed."""
 
 
-def judge(row: Mapping[str, Any], stored: Iterable[Mapping[str, Any]], unless: Sequence[Unless]) -> Outcome | None:
-    """Say what the rows of a stream mean for one that wants to go in; None if nothing is in its way."""
-    rivals = [
-        other["insert_id"]
-        for other in stored
-        if other["checkpoint_key"] == row["checkpoint_key"] and other["revision"] >= row["revision"]
-    ]
-    if row["insert_id"] in rivals:
-        return Outcome.INSERTED
-    if rivals:
-        return Outcome.EXISTED
-    return Outcome.REFUSED if any(_meets(other, guard) for other in stored for guard in unless) else None
+def judge(
+    wanted: Sequence[Mapping[str, Any]], stored: Iterable[Mapping[str, Any]], unless: Sequence[Unless]
+) -> list[Outcome | None]:
+    """Say what the rows of a stream mean for those that want to go in; None where nothing is in the way."""
+    by_key: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in stored:
+        by_key[row["checkpoint_key"]].append(row)
+    refused = any(_meets(row, guard) for rows in by_key.values() for row in rows for guard in unless)
+
+    def verdict(row: Mapping[str, Any]) -> Outcome | None:
+        rivals = [one["insert_id"] for one in by_key[row["checkpoint_key"]] if one["revision"] >= row["revision"]]
+        if row["insert_id"] in rivals:
+            return Outcome.INSERTED
+        if rivals:
+            return Outcome.EXISTED
+        return Outcome.REFUSED if refused else None
+
+    return [verdict(row) for row in wanted]
 
 
 def _meets(row: Mapping[str, Any], guard: Unless) -> bool:
@@ -73,36 +80,42 @@ class Commits:
         self._first_wait_s = first_wait_s
 
     def run(self, attempt: Callable[[], T], what: str) -> T:
-        """Run a commit until it is done, or its failure is certain or has lasted."""
+        """Run a commit until it is done, or its failure is certain or has lasted.
 
-        def failure(state: RetryCallState) -> BaseException | None:
-            return state.outcome.exception() if state.outcome else None
+        Raises:
+            ConflictError: other writers were faster every time; nothing was written.
+            UnknownOutcomeError: an attempt may have happened, and none after it could tell.
+        """
+        lost = unknown = 0
 
-        def stop(state: RetryCallState) -> bool:
-            return state.attempt_number >= (self.attempts if self._lost(failure(state)) else UNKNOWN_ATTEMPTS)
+        def again(error: BaseException) -> bool:
+            nonlocal lost, unknown
+            lost += self._lost(error)
+            unknown += not self._lost(error) and self._is_unknown(error)
+            return self._lost(error) or self._is_unknown(error)
 
         def note(state: RetryCallState) -> None:
-            error = failure(state)
+            error = state.outcome.exception() if state.outcome else None
             self.conflicts += self._lost(error)
             log.info("%s runs again after attempt %d: %s", what, state.attempt_number, first_line(error))
 
         retrying = Retrying(
-            stop=stop,
+            stop=lambda _: lost >= self.attempts or unknown >= UNKNOWN_ATTEMPTS,
             wait=wait_random_exponential(multiplier=self._first_wait_s, max=3),
-            retry=retry_if_exception(lambda error: self._lost(error) or self._is_unknown(error)),
+            retry=retry_if_exception(again),
             before_sleep=note,
             reraise=True,
         )
         try:
             return retrying(attempt)
         except Exception as error:
+            if unknown and (self._lost(error) or self._is_unknown(error) or isinstance(error, ConflictError)):
+                raise UnknownOutcomeError(
+                    f"{what} failed and may or may not have happened: {first_line(error)}; look before trying again"
+                ) from error
             if self._lost(error):
                 raise ConflictError(
                     f"{what} lost to other writers {self.attempts} times; nothing was written, try again"
-                ) from error
-            if self._is_unknown(error):
-                raise UnknownOutcomeError(
-                    f"{what} failed and may or may not have happened: {first_line(error)}; look before trying again"
                 ) from error
             raise
 

@@ -9,7 +9,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -68,6 +68,11 @@ class CommitLock:
                 "it may be lost with the power, so check the disk and look before trying again",
                 path=str(self._folder),
             ) from error
+
+    def settle(self) -> None:
+        """Put the newest commit on the disk, while the lock is held; a killed writer may not have done so."""
+        if self._durable:
+            self._make_durable(newest_version(self._folder) - 1)
 
     @contextmanager
     def _os_lock(self) -> Iterator[None]:
@@ -134,27 +139,41 @@ def _log_files(table: Path) -> dict[str, tuple[int, str]]:
 def fsync_commits(table: Path, *, after: int, data_too: bool = True) -> None:
     """Put every commit newer than a version on the disk: data files first, then log entries, then their folders.
 
-    The entry that they stand on goes along: its writer may have been killed before it could do so itself.
+    The commit that they stand on goes along: its writer may have been killed before it could do so itself.
+
+    Args:
+        table: the table's folder.
+        after: the version.
+        data_too: data files of the newer commits as well.
     """
     newest = newest_version(table)
     if newest == after:
         return
-    log = table / "_delta_log"
-    folders = {log}
+    folders = {table / "_delta_log"}
     if after >= 0:
-        fsync(log_entry(table, after))
+        with suppress(FileNotFoundError):  # an old version may have left the log, or its files the disk
+            folders |= _fsync_commit(table, after, data_too=True)
     for version in range(after + 1, newest + 1):
-        entry = log_entry(table, version)
-        for line in entry.read_text("utf-8").splitlines() if data_too else ():
-            if added := json.loads(line).get("add"):
-                data_file = table / unquote(added["path"])
-                fsync(data_file)
-                folders |= {data_file.parent, table}
-        fsync(entry)
-        if log_checkpoint(table, version).exists():
-            fsync(log_checkpoint(table, version))
+        folders |= _fsync_commit(table, version, data_too=data_too)
     for folder in folders:
         fsync(folder)
+
+
+def _fsync_commit(table: Path, version: int, *, data_too: bool) -> set[Path]:
+    """Put a commit's files on the disk and return the folders that name them."""
+    entry = log_entry(table, version)
+    files = _added(table, entry) if data_too else []
+    for file in files:
+        fsync(file)
+    fsync(entry)
+    if log_checkpoint(table, version).exists():
+        fsync(log_checkpoint(table, version))
+    return {file.parent for file in files} | ({table} if files else set())
+
+
+def _added(table: Path, entry: Path) -> list[Path]:
+    actions = [json.loads(line) for line in entry.read_text("utf-8").splitlines()]
+    return [table / unquote(action["add"]["path"]) for action in actions if "add" in action]
 
 
 def fsync(path: Path) -> None:

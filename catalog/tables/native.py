@@ -10,10 +10,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from itertools import groupby
 from operator import and_
 from typing import Any
@@ -29,13 +29,14 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
 
-from catalog.errors import CatalogError, InvalidInputError, NotACatalogError, ReadOnlyError
+from catalog.errors import CatalogError, ConflictError, CorruptError, InvalidInputError, NotACatalogError, ReadOnlyError
 from catalog.tables.commits import JUDGED_BY, Again, Commits, first_line, judge
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock, fsync, log_checkpoint, log_entry, shorten_log
 from catalog.tables.names import Place
 from catalog.tables.opening import check_format, created, creating, no_catalog
 from catalog.tables.port import Between, Condition, Equals, In, Outcome, Table, Unless
 from catalog.tables.schema import SCHEMAS, definition
+from catalog.threads import start
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,10 @@ LOG_CHECKPOINT_EVERY = 10
 MAINTAIN_EVERY = 100
 """Commits of one process to one table after which it tidies the table."""
 SMALL_FILE = 1 << 20
-_FEWEST_TO_MERGE = 8
+FEWEST_TO_MERGE = 8
+MERGED_FILE = 64 << 20
+_MANY = 20
+"""Values of a condition that are compared with a file's statistics one by one."""
 _DELETE_EVERY_S = 3600
 _UNNAMED_KEPT_DAYS = 7
 _ROW_GROUP_ROWS, _ROW_GROUP_BYTES = 256, 16 << 20
@@ -115,6 +119,8 @@ def _overlap(low: pa.ChunkedArray, high: pa.ChunkedArray, condition: Condition |
         case Equals(value=value):
             return pc.and_(pc.less_equal(low, value), pc.greater_equal(high, value))
         case In(values=values):
+            if len(values) > _MANY:
+                return pc.and_(pc.less_equal(low, max(values)), pc.greater_equal(high, min(values)))
             within = [pc.and_(pc.less_equal(low, one), pc.greater_equal(high, one)) for one in values]
             return reduce(pc.or_, within, pc.not_equal(low, low))
         case Between(low=first, high=end):
@@ -147,7 +153,7 @@ def _row_filter(condition: Condition | _Other) -> pc.Expression:
         case Equals(value=value):
             return column == value
         case In(values=values):
-            return column.isin(list(values))
+            return column.isin(list(values)) if values else pc.scalar(False)
         case Between(low=low, high=high):
             return (column >= low) & (column < high)
         case _Other(values=values):
@@ -239,6 +245,16 @@ class _LoadedTable:
         """Load the table from its newest log checkpoint: what has been added entry by entry since makes it slower."""
         self.delta = DeltaTable(self.uri, storage_options=self._options)
         self._opened_at = self.delta.version()
+
+    def delete_files(self, removed_hours: int, *, unnamed_too: bool = False) -> None:
+        """Delete data files that were removed at least so long ago, or that no log names and are as old.
+
+        No version names them any more, so nobody has to wait, and the log says nothing about it.
+        """
+        current = DeltaTable(self.uri, storage_options=self._options)
+        for path in current.vacuum(removed_hours, enforce_retention_duration=False, full=unnamed_too):
+            with suppress(FileNotFoundError):  # deleted before, and still remembered
+                self.storage.delete_file(path)
 
 
 @dataclass(slots=True)
@@ -347,7 +363,7 @@ class NativeEngine:
         def attempt() -> list[Outcome]:
             with self._committing(table) as snapshot:
                 stored = self._read(table, snapshot.select(in_the_way), [], JUDGED_BY).to_pylist()
-                verdicts = [judge(row, stored, unless) for row in wanted]
+                verdicts = judge(wanted, stored, unless)
                 goes_in = [verdict is None for verdict in verdicts]
                 if all(goes_in):
                     self._commit(table, [staged])
@@ -355,9 +371,10 @@ class NativeEngine:
                     self._commit(table, [self._write(table, stream, [rows.filter(pa.array(goes_in))])])
                 return [verdict or Outcome.INSERTED for verdict in verdicts]
 
-        outcomes = self._commits.run(attempt, f"the insert into checkpoints of stream {stream!r}")
+        with self._discarding(table, [staged]):
+            outcomes = self._commits.run(attempt, f"the insert into checkpoints of stream {stream!r}")
         if any(outcome is not Outcome.INSERTED for outcome in outcomes):
-            self._tables[table].storage.delete_file(staged.path)  # it was never committed: that takes all its rows
+            self._discard(table, [staged])  # it was never committed: that takes all its rows
         self._tidy_sometimes(table)
         return outcomes
 
@@ -372,7 +389,11 @@ class NativeEngine:
         try:
             return read()
         except FileNotFoundError:
-            return read()  # a clean-up removed a file of the snapshot; the next snapshot does without it
+            log.info("a clean-up removed a file of the snapshot; the next snapshot does without it")
+        try:
+            return read()
+        except FileNotFoundError as error:
+            raise CorruptError(f"a data file of {self.place}, {table}, is gone: {first_line(error)}") from error
 
     def delete(self, table: Table, where: Iterable[Condition]) -> int:
         """See Engine.delete; files that wholly meet the conditions go unread, the others are written anew."""
@@ -399,24 +420,21 @@ class NativeEngine:
         return self._replace(table, plan, f"the delete from {table}", data_change=True).rows
 
     def settle(self, table: Table) -> None:
-        """See Engine.settle: the lock is held until a commit is durable, so having had it is enough."""
+        """See Engine.settle."""
         with self._committing(table):
-            pass
+            if self._locks:
+                self._locks[table].settle()
 
     # -- maintenance -----------------------------------------------------------------------------------------------
 
     def maintain(self) -> None:
-        """Merge small data files, shorten the logs, and delete the data files that no readable version needs.
-
-        Safe beside writers of either engine, and to be run as often as one likes.
-        """
+        """See Engine.maintain; safe beside writers of either engine, and to be run as often as one likes."""
         for table in Table:
             self._tidy(table)
             self._delete_removed(table)
             # Also what no log names, such as files of killed writers; but never what a slow writer may still commit.
             days = max(definition(table).deleted_kept_days, _UNNAMED_KEPT_DAYS)
-            with self._committing(table):
-                self._tables[table].delta.vacuum(days * 24, dry_run=False, full=True)
+            self._tables[table].delete_files(days * 24, unnamed_too=True)
 
     def _tidy_sometimes(self, table: Table) -> None:
         """Tidy after so many commits of this engine; that never fails the commit that it comes after."""
@@ -430,11 +448,10 @@ class NativeEngine:
             if time.monotonic() > loaded.next_delete:
                 loaded.next_delete = time.monotonic() + _DELETE_EVERY_S
                 self._delete_removed(table)
-        except (CatalogError, DeltaError, OSError):
+        except Exception:
             log.exception("tidying %s failed; the next time may do better", loaded.uri)
 
     def _tidy(self, table: Table) -> None:
-        self._replace(table, lambda snapshot: self._merge_small(table, snapshot), f"merging files of {table}")
         loaded = self._tables[table]
         with self._committing(table) as snapshot:
             self._log_checkpoint(loaded)
@@ -443,24 +460,31 @@ class NativeEngine:
             else:
                 # An object store lists its log from the newest checkpoint on: only age matters.
                 loaded.delta.cleanup_metadata()
+        self._replace(table, lambda newest: self._merge_small(table, newest), f"merging files of {table}")
 
     def _delete_removed(self, table: Table) -> None:
         """Delete data files that were removed half the time ago that the log remembers them: later it is too late."""
-        hours = definition(table).deleted_kept_days * 12
-        with self._committing(table):
-            self._tables[table].delta.vacuum(hours, dry_run=False, enforce_retention_duration=False)
+        self._tables[table].delete_files(definition(table).deleted_kept_days * 12)
 
     def _merge_small(self, table: Table, snapshot: Snapshot) -> _Replacement:
+        """Merge small files of each stream; where one cannot be read, that stream is left as it is."""
         change = _Replacement()
         small = snapshot.files.filter(pc.field("size_bytes") < SMALL_FILE)
         for stream in small.column("partition.stream").unique().to_pylist():
             files = small.filter(pc.field("partition.stream") == stream)
-            if files.num_rows < _FEWEST_TO_MERGE:
+            if files.num_rows < FEWEST_TO_MERGE:
                 continue
-            rows = self._read(table, files, [], None).sort_by(_SORTED_BY[table])
+            try:
+                merged = [self._merged(table, stream, some) for some in _slices(files)]
+            except (CorruptError, OSError):
+                log.exception("the small files of stream %r in %s cannot be merged", stream, table)
+                continue
             change.remove += files.to_pylist()
-            change.add.append(self._write(table, stream, [rows]))
+            change.add += merged
         return change
+
+    def _merged(self, table: Table, stream: str, files: pa.Table) -> AddAction:
+        return self._write(table, stream, [self._read(table, files, [], None).sort_by(_SORTED_BY[table])])
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -486,22 +510,15 @@ class NativeEngine:
         schema = SCHEMAS[table]
         where = [condition for condition in where if condition.column != "stream"]
         columns = [name for name in schema.names if name in {*names, *(one.column for one in where)} - {"stream"}]
-        with self._tables[table].open(path) as source, pq.ParquetFile(source, **_READING) as file:
-            groups = [
-                number for number in range(file.num_row_groups) if _may_have(file.metadata.row_group(number), where)
-            ]
-            # Handing one row's columns to threads takes longer than reading them.
-            rows = file.read_row_groups(groups, columns=columns, use_threads=source.size() >= SMALL_FILE)
-        expected = pa.schema([schema.field(name) for name in rows.column_names])
-        rows = rows if rows.schema.equals(expected) else rows.cast(expected)
-        if not where:
-            return rows
-        # Numbers first: a filter copies, and most often all rows of a group are wanted.
-        numbered = rows.select(sorted({one.column for one in where})).append_column(
-            "row", pa.array(range(rows.num_rows))
-        )
-        wanted = numbered.filter(_expression(where)).column("row")
-        return rows if len(wanted) == rows.num_rows else rows.take(wanted)
+        try:
+            with self._tables[table].open(path) as source, pq.ParquetFile(source, **_READING) as file:
+                groups = [one for one in range(file.num_row_groups) if _may_have(file.metadata.row_group(one), where)]
+                is_small = source.size() < SMALL_FILE
+                parts = [_read_group(file, group, columns, where, is_small=is_small) for group in groups]
+        except pa.ArrowInvalid as error:
+            raise CorruptError(f"{path} of {self.place}, {table}, is damaged: {first_line(error)}") from error
+        expected = pa.schema([schema.field(name) for name in columns])
+        return pa.concat_tables([expected.empty_table(), *(part.cast(expected) for part in parts if part is not None)])
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -512,6 +529,7 @@ class NativeEngine:
         kept = definition(table).statistics
         facts: list[pa.Table] = []
         writer: pq.ParquetWriter | None = None
+        syncing: list[Future[None]] = []
         try:
             for rows in tables:
                 _check_required(table, rows)
@@ -520,9 +538,12 @@ class NativeEngine:
                 per_group = max(1, _ROW_GROUP_BYTES * rows.num_rows // max(rows.nbytes, 1))
                 writer.write_table(rows.drop_columns(["stream"]), min(per_group, _ROW_GROUP_ROWS))
                 if loaded.folder and self._durable and rows.nbytes >= SMALL_FILE:
-                    self._ahead.submit(fsync, loaded.folder / path)  # the disk works while the next part is made
+                    # The disk works while the next part is made.
+                    syncing.append(start(self._ahead, fsync, loaded.folder / path))
             if writer:
                 writer.close()
+            for one in syncing:
+                one.result()  # a fault of the disk is told only once
         except BaseException as error:
             if loaded.storage.get_file_info(path).type is pa_fs.FileType.File:
                 loaded.storage.delete_file(path)
@@ -541,7 +562,8 @@ class NativeEngine:
                 self._commit(table, added, retries=None)
 
         # Repeated after an unknown outcome it may leave rows twice; readers take one of each.
-        self._commits.run(attempt, f"the append to {table}")
+        with self._discarding(table, added):
+            self._commits.run(attempt, f"the append to {table}")
         self._tidy_sometimes(table)
 
     def _replace(
@@ -559,16 +581,29 @@ class NativeEngine:
                 )
                 for file in change.remove
             ]
-            with self._committing(table) as snapshot:
+            for added in change.add:
+                added.data_change = data_change
+            with self._discarding(table, change.add), self._committing(table) as snapshot:
                 there = set(snapshot.files.column("path").to_pylist())
                 if any(file["path"] not in there for file in change.remove):
                     raise Again("a data file was replaced meanwhile")
-                for added in change.add:
-                    added.data_change = data_change
                 self._commit(table, [*removed, *change.add])
             return change
 
         return self._commits.run(attempt, what)
+
+    @contextmanager
+    def _discarding(self, table: Table, added: Sequence[AddAction]) -> Iterator[None]:
+        """Delete new data files if it is certain that they were not committed."""
+        try:
+            yield
+        except (ConflictError, Again, CommitFailedError):
+            self._discard(table, added)
+            raise
+
+    def _discard(self, table: Table, added: Sequence[AddAction]) -> None:
+        for file in added:
+            self._tables[table].storage.delete_file(file.path)
 
     @contextmanager
     def _committing(self, table: Table) -> Iterator[Snapshot]:
@@ -591,7 +626,8 @@ class NativeEngine:
                 create_checkpoint=loaded.folder is None, cleanup_expired_logs=False
             ),
         )
-        self._ahead.submit(self._catch_up, table, loaded.delta.version() + 1)
+        with suppress(RuntimeError):  # there are no threads any more while the interpreter shuts down
+            self._ahead.submit(self._catch_up, table, loaded.delta.version() + 1)
 
     def _catch_up(self, table: Table, version: int) -> None:
         """Load the version just made while the caller goes on, after a log checkpoint if it is time for one."""
@@ -602,8 +638,8 @@ class NativeEngine:
             else:
                 with self._committing(table):
                     self._log_checkpoint(loaded)
-        except (CatalogError, DeltaError, OSError):
-            log.exception("%s could not be loaded ahead; the next call does it", loaded.uri)
+        except (CatalogError, DeltaError, OSError) as error:
+            log.warning("%s could not be loaded ahead, the next call does it: %s", loaded.uri, first_line(error))
 
     def _log_checkpoint(self, loaded: _LoadedTable) -> None:
         loaded.delta.create_checkpoint()
@@ -630,6 +666,35 @@ def _writer(path: str, storage: pa_fs.FileSystem, first: pa.Table, statistics: S
 def _compressible(data: pa.ChunkedArray) -> bool:
     sample = next((bytes(one.as_buffer()[:65_536]) for one in data if one.is_valid and len(one.as_buffer())), b"")
     return len(pa.compress(sample, "snappy", asbytes=True)) < 0.9 * len(sample)
+
+
+def _read_group(
+    file: pq.ParquetFile, group: int, columns: list[str], where: _Where, *, is_small: bool
+) -> pa.Table | None:
+    """Return the rows of a row group that meet every condition, if any; bytes are read only then."""
+    # Handing a few rows' columns to threads takes longer than reading them.
+    read = partial(file.read_row_group, group, use_threads=not is_small)
+    asked = sorted({condition.column for condition in where})
+    at_once = is_small or not where
+    rows = read(columns=columns if at_once else asked)
+    numbers = pa.array(range(rows.num_rows))
+    wanted = rows.select(asked).append_column("row", numbers).filter(_expression(where)).column("row")
+    if not len(wanted):
+        return None
+    rows = rows if at_once else read(columns=columns)
+    # A selection is a copy, and most often all rows of a group are wanted.
+    return rows if len(wanted) == rows.num_rows else rows.take(wanted)
+
+
+def _slices(files: pa.Table) -> Iterator[pa.Table]:
+    """Cut a list of files into pieces that make up one merged file each."""
+    first = size = 0
+    for at, one in enumerate(files.column("size_bytes").to_pylist()):
+        if size + one > MERGED_FILE:
+            yield files.slice(first, at - first)
+            first, size = at, 0
+        size += one
+    yield files.slice(first)
 
 
 def _told_rows(table: Table, told: list[dict[str, Any]], where: _Where, names: list[str]) -> pa.Table:

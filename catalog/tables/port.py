@@ -97,10 +97,17 @@ class Engine(Protocol):
         """
 
     def scan(self, table: Table, where: Iterable[Condition], columns: Sequence[str]) -> pa.Table:
-        """Return these columns of the rows that meet every condition, as of now."""
+        """Return these columns of the rows that meet every condition, as of now.
+
+        Raises:
+            CorruptError: a data file is damaged or gone, and the newest version still names it.
+        """
 
     def delete(self, table: Table, where: Iterable[Condition]) -> int:
         """Delete the rows that meet every condition, in one durable commit, and return how many."""
 
     def settle(self, table: Table) -> None:
         """Wait until every row of the table that a scan has returned so far is durable."""
+
+    def maintain(self) -> None:
+        """Keep the tables small and quick: merge small files, shorten logs, delete what no readable version needs."""

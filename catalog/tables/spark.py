@@ -17,7 +17,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from catalog.errors import CatalogError, InvalidInputError, NotACatalogError, ReadOnlyError, SessionError
+from catalog.errors import CatalogError, CorruptError, InvalidInputError, NotACatalogError, ReadOnlyError, SessionError
 from catalog.session import has_delta
 from catalog.tables.commits import JUDGED_BY, Again, Commits, first_line, judge
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
@@ -102,7 +102,7 @@ class SparkEngine:
 
     def append(self, table: Table, parts: Iterable[pa.Table]) -> None:
         """See Engine.append."""
-        rows = pa.concat_tables(parts)
+        rows = pa.concat_tables(parts).combine_chunks()  # Spark would make a task of every chunk
         frame = self.spark.createDataFrame(rows)
         # One file for few bytes; for many, every core writes its own.
         self._append(table, frame.coalesce(1) if rows.nbytes < _ONE_FILE_BYTES else frame)
@@ -152,10 +152,15 @@ class SparkEngine:
 
         try:
             return read()
-        except PySparkException as error:
-            if "FILE_NOT_EXIST" not in str(error):
+        except (PySparkException, Py4JError) as error:
+            if "FAILED_READ_FILE" not in str(error):
                 raise
+        try:
             return read()  # a clean-up removed a file of the snapshot; the next snapshot does without it
+        except (PySparkException, Py4JError) as error:
+            if "FAILED_READ_FILE" not in str(error):
+                raise
+            raise CorruptError(f"a data file of {self.place}, {table}, cannot be read: {first_line(error)}") from error
 
     def delete(self, table: Table, where: Iterable[Condition]) -> int:
         """See Engine.delete."""
@@ -168,9 +173,16 @@ class SparkEngine:
         return self._committed(attempt, f"the delete from {table}")
 
     def settle(self, table: Table) -> None:
-        """See Engine.settle: the lock is held until a commit is durable, so having had it is enough."""
+        """See Engine.settle."""
         with self._commit(table):
-            pass
+            if self._locks:
+                self._locks[table].settle()
+
+    def maintain(self) -> None:
+        """See Engine.maintain; left to the native engine, whose commits are short."""
+        raise InvalidInputError(
+            f"{self.place} is maintained without Spark, beside its writers: CheckpointCatalog.native(path).maintain()"
+        )
 
     def _append(self, table: Table, frame: DataFrame) -> None:
         def attempt() -> None:
@@ -201,7 +213,7 @@ class SparkEngine:
         """Tell what became of each row, from one read of the rows that the MERGE looked at."""
         frame = self.spark.table(self._names[Table.CHECKPOINTS]).alias("t").where(named)
         stored = frame.select(*JUDGED_BY).toArrow().to_pylist()
-        outcomes = [judge(row, stored, unless) for row in wanted]
+        outcomes = judge(wanted, stored, unless)
         if None in outcomes:
             raise Again("the row that stood in the way is gone")
         return [outcome for outcome in outcomes if outcome]

@@ -32,9 +32,9 @@ print(time.perf_counter() - began)
 """
 
 LARGE = """
-import json, os, resource, sys, threading, time
+import json, os, sys, threading, time
 import psutil
-from catalog import CheckpointCatalog
+from catalog import CheckpointCatalog, CheckpointManifest
 
 store = CheckpointCatalog.native(sys.argv[1], create=True).store("large")
 store.save_with_state(CheckpointManifest.new(1, epoch=1), b"warm")

@@ -1,6 +1,7 @@
 """The fence on real Delta tables, with both engines: exact outcomes, conflicts, commits with an unknown outcome."""
 
 import json
+import os
 import threading
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -154,6 +155,40 @@ def test_the_latest_and_the_next_id_are_found_without_opening_a_file(engine, str
         store.save(CheckpointManifest.new(5, epoch=1))
     assert store.load_latest().checkpoint_id == 5
     assert store.list_ids() == [2, 3, 4, 5]
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """What was put on the disk, in order."""
+    paths, real = [], os.fsync
+
+    def fsync(descriptor):
+        real(descriptor)
+        paths.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return paths
+
+
+def test_a_save_returns_when_its_files_their_log_entries_and_their_folders_are_on_the_disk(engine, stream, synced):
+    CheckpointCatalog(engine).store(stream).save_with_state(CheckpointManifest.new(1, epoch=1), b"state")
+    done = list(synced)
+    entries = []
+    for table in (engine.place.local_folder / Table.ARTIFACTS, engine.place.local_folder / Table.CHECKPOINTS):
+        entry = log_entry(table, newest_version(table))
+        actions = [json.loads(line) for line in entry.read_text().splitlines()]
+        (data,) = [table / action["add"]["path"] for action in actions if "add" in action]
+        assert {data, data.parent, entry, entry.parent} <= set(done)
+        assert done.index(data) < done.index(entry)
+        entries.append(done.index(entry))
+    assert entries == sorted(entries), "the bytes are durable before the row that names them is committed"
+
+
+def test_durability_can_be_turned_off(spark, place, stream, synced):
+    for engine in (SparkEngine(spark, place, durable=False), NativeEngine(place, durable=False)):
+        store = CheckpointCatalog(engine).store(stream)
+        store.save_with_state(CheckpointManifest.new(store.next_id(), epoch=1), b"state")
+    assert synced == []
 
 
 def save_in_threads(spark, place, streams, saves):

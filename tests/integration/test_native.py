@@ -3,15 +3,28 @@
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from catalog import CheckpointCatalog, CheckpointManifest, InvalidInputError, NotACatalogError, SharedFile, artifacts
+from catalog import (
+    CheckpointCatalog,
+    CheckpointManifest,
+    CorruptError,
+    InvalidInputError,
+    LockTimeoutError,
+    NotACatalogError,
+    SharedFile,
+    UnknownOutcomeError,
+    artifacts,
+)
+from catalog.tables import locks as locks_module
 from catalog.tables import native
-from catalog.tables.locks import log_checkpoint, log_entry, newest_version
+from catalog.tables.locks import CommitLock, log_checkpoint, log_entry, newest_version
 from catalog.tables.port import Equals, Table
 from catalog.tables.schema import SCHEMAS, arrow
 
@@ -27,7 +40,7 @@ store.restore(2)
 store.cleanup_orphans()
 asyncio.run(cat.checkpointer("clicks").save_snapshot(new_uuid7(), "count", 0, b"everything"))
 cat.state_store().save(CheckpointState.new(CheckpointId("sensor", 1)))
-cat.engine.maintain()
+cat.maintain()
 print(store.recover_latest_validated().chosen_id, store.list_ids(), cat.streams())
 print(sorted({"pyspark", "py4j", "delta", "great_expectations"} & set(sys.modules)))
 """
@@ -151,7 +164,7 @@ def test_merging_changes_no_row(tmp_path):
         return [sorted(table.to_pylist(), key=repr) for table in rows]
 
     before = everything()
-    catalog.engine.maintain()
+    catalog.maintain()
     assert everything() == before
     files = pa.table(DeltaTable(str(tmp_path / "catalog" / Table.CHECKPOINTS)).get_add_actions(flatten=True))
     assert files.num_rows == 2
@@ -165,7 +178,7 @@ def test_files_that_other_tools_wrote_under_encoded_names_are_read_merged_and_de
     row = {"stream": stream, "event": "verified", "at": datetime.now(UTC)}
     for _ in range(10):
         write_deltalake(DeltaTable(str(table)), arrow(Table.EVENTS, [row]), mode="append")
-    catalog.engine.maintain()
+    catalog.maintain()
     assert catalog.engine.scan(Table.EVENTS, [Equals("stream", stream)], ["event"]).num_rows == 10
     write_deltalake(DeltaTable(str(table)), arrow(Table.EVENTS, [row, {**row, "event": "drilled"}]), mode="append")
     assert catalog.engine.delete(Table.EVENTS, [Equals("stream", stream), Equals("event", "verified")]) == 11
@@ -192,12 +205,13 @@ def test_what_was_merged_leaves_the_disk_after_a_day_and_is_read_until_then(tmp_
     def save_and_merge(first):
         for number in range(first, first + 12):
             store.save_with_state(CheckpointManifest.new(number, epoch=1), os.urandom(10_000))
-        catalog.engine.maintain()
+        catalog.maintain()
         return len(list(folder.glob("*.parquet")))
 
     assert save_and_merge(1) == 13, "the old files stay for readers and time travel"
     hours_ago = 25
     assert save_and_merge(13) == 13, "12 of before, and the merged one: what went a day ago is gone"
+    catalog.maintain()
     assert len(store.load_state_data(1)) == len(store.load_state_data(24)) == 10_000
 
 
@@ -238,3 +252,106 @@ def test_a_file_is_written_and_read_in_bounded_pieces(tmp_path):
         store.save_with_state(CheckpointManifest.new(number, epoch=1), source)
         assert store.load_state_data(number) == data
         assert [len(chunk) for chunk in store.iter_state_data(number)] == [artifacts.CHUNK_BYTES] * 2 + [7]
+
+
+AT_EXIT = """
+import atexit, sys
+from catalog import CheckpointCatalog, CheckpointManifest
+
+store = CheckpointCatalog.native(sys.argv[1], create=True).store("s")
+store.save(CheckpointManifest.new(1, epoch=1))
+
+def last_words():
+    store.save_with_state(CheckpointManifest.new(2, epoch=1), b"x" * (9 << 20))
+    print(store.list_ids(), len(store.load_state_data(2)))
+
+atexit.register(last_words)
+"""
+
+
+def test_a_checkpoint_can_be_saved_and_loaded_while_the_interpreter_shuts_down(tmp_path):
+    command = [sys.executable, "-c", AT_EXIT, str(tmp_path / "catalog")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == (f"[1, 2] {9 << 20}", "")
+
+
+def test_a_disk_that_fails_to_store_an_early_part_fails_the_save(tmp_path, monkeypatch):
+    store = new_catalog(tmp_path).store("s")
+    real, faults = native.fsync, [OSError(5, "Input/output error")]
+
+    def fsync(path):
+        if path.suffix == ".parquet" and faults:
+            raise faults.pop()
+        real(path)
+
+    monkeypatch.setattr(native, "fsync", fsync)
+    with pytest.raises(OSError, match="Input/output error"):
+        store.save_with_state(CheckpointManifest.new(1, epoch=1), os.urandom(20 << 20))
+    assert store.list_ids() == []
+    assert list((tmp_path / "catalog" / Table.ARTIFACTS).glob("*.parquet")) == []
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda file: file.write_bytes(file.read_bytes()[:100]), Path.unlink, lambda file: file.write_bytes(b"")]
+)
+def test_recovery_falls_back_from_a_damaged_data_file_and_other_streams_are_tidied_on(tmp_path, damage, caplog):
+    catalog = new_catalog(tmp_path, maintain_every=0)
+    store, table = catalog.store("s"), tmp_path / "catalog" / Table.ARTIFACTS
+    store.save_with_state(CheckpointManifest.new(1, epoch=1), b"good")
+    before = set(table.glob("*.parquet"))
+    store.save_with_state(CheckpointManifest.new(2, epoch=1), b"damaged")
+    (newest,) = set(table.glob("*.parquet")) - before
+    damage(newest)
+    with pytest.raises(CorruptError):
+        store.load_state_data(2)
+    report = store.recover_latest_validated()
+    assert report.chosen_id == 1
+    assert store.load_state_data(1) == b"good"
+
+    for number in range(3, 10):
+        store.save_with_state(CheckpointManifest.new(number, epoch=1), b"more")
+    other = CheckpointCatalog.native(tmp_path / "catalog", maintain_every=1, keep_versions=3).store("other")
+    for number in range(1, 20):
+        other.save_with_state(CheckpointManifest.new(number, epoch=1), b"x")
+    assert "cannot be merged" in caplog.text
+    assert not log_entry(table, 0).exists(), "the log is shortened all the same"
+    assert other.list_ids() == list(range(1, 20))
+
+
+def test_a_lock_that_stays_busy_leaves_no_file_behind(tmp_path):
+    catalog = new_catalog(tmp_path, lock_timeout_s=0.2)
+    folder = tmp_path / "catalog"
+    with CommitLock(folder / Table.ARTIFACTS).held(), pytest.raises(LockTimeoutError, match="nothing was written"):
+        catalog.store("s").save_with_state(CheckpointManifest.new(1, epoch=1), b"bytes")
+    with CommitLock(folder / Table.CHECKPOINTS).held(), pytest.raises(LockTimeoutError, match="nothing was written"):
+        catalog.store("s").save(CheckpointManifest.new(1, epoch=1))
+    assert [list((folder / table).glob("*.parquet")) for table in Table] == [[], [], []]
+
+
+def test_a_lock_that_is_busy_after_an_unknown_outcome_does_not_say_that_nothing_was_written(tmp_path, monkeypatch):
+    catalog = new_catalog(tmp_path, lock_timeout_s=0.2)
+    commit, locks = catalog.engine._commit, ExitStack()
+
+    def lost_answer(*arguments, **options):
+        commit(*arguments, **options)
+        raise OSError("connection lost")
+
+    def wait_while_another_holds_the_lock(_):
+        locks.enter_context(CommitLock(tmp_path / "catalog" / Table.CHECKPOINTS).held())
+
+    monkeypatch.setattr(catalog.engine, "_commit", lost_answer)
+    monkeypatch.setattr("tenacity.nap.time.sleep", wait_while_another_holds_the_lock)
+    with locks, pytest.raises(UnknownOutcomeError, match="may or may not have happened"):
+        save(catalog.store("s"))
+    assert CheckpointCatalog.native(tmp_path / "catalog").store("s").list_ids() == [1]
+
+
+def test_settling_puts_a_killed_writers_last_commit_on_the_disk(tmp_path, monkeypatch):
+    careless = new_catalog(tmp_path, durable=False)
+    careless.store("s").save(CheckpointManifest.new(1, epoch=1))
+    table = tmp_path / "catalog" / Table.CHECKPOINTS
+    synced = []
+    monkeypatch.setattr(locks_module, "fsync", synced.append)
+    CheckpointCatalog.native(tmp_path / "catalog").engine.settle(Table.CHECKPOINTS)
+    (data,) = table.glob("*.parquet")
+    assert {data, log_entry(table, 1), table, table / "_delta_log"} <= set(synced)

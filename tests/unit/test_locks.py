@@ -281,8 +281,8 @@ class TestDurability:
                 ("a%20b/part%25-%C3%BC.parquet", "a b/part%-ü.parquet"),
                 ("plain.parquet", "plain.parquet"),
             )
-        first, *paths = [path for path, _ in synced]
-        assert first == f"_delta_log/{0:020d}.json", "the writer of the entry it stands on may have been killed"
+        data, entry, *paths = [path for path, _ in synced]
+        assert (data, entry) == ("old.parquet", f"_delta_log/{0:020d}.json"), "its writer may have been killed"
         assert sorted(paths[:2]) == ["a b/part%-ü.parquet", "plain.parquet"]
         assert paths[2] == f"_delta_log/{1:020d}.json"
         assert sorted(paths[3:]) == [".", "_delta_log", "a b"]
