@@ -57,11 +57,11 @@ class CommitLock:
                 yield
             finally:
                 if self._durable:
-                    self._make_durable(before)
+                    self._make_durable(before, data_too=self._data_too)
 
-    def _make_durable(self, before: int) -> None:
+    def _make_durable(self, before: int, *, data_too: bool) -> None:
         try:
-            fsync_commits(self._folder, after=before, data_too=self._data_too)
+            fsync_commits(self._folder, after=before, data_too=data_too)
         except OSError as error:
             raise UnknownOutcomeError(
                 f"a commit in {self._folder} could not be put on the disk: {error.strerror or error}; "
@@ -72,7 +72,7 @@ class CommitLock:
     def settle(self) -> None:
         """Put the newest commit on the disk, while the lock is held; a killed writer may not have done so."""
         if self._durable:
-            self._make_durable(newest_version(self._folder) - 1)
+            self._make_durable(newest_version(self._folder) - 1, data_too=True)
 
     @contextmanager
     def _os_lock(self) -> Iterator[None]:
