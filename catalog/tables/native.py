@@ -396,24 +396,25 @@ class NativeEngine:
             raise CorruptError(f"a data file of {self.place}, {table}, is gone: {first_line(error)}") from error
 
     def delete(self, table: Table, where: Iterable[Condition]) -> int:
-        """See Engine.delete; files that wholly meet the conditions go unread, the others are written anew."""
+        """See Engine.delete; only files of which some rows stay are read whole, and written anew."""
         conditions = list(where)
-        columns = {condition.column for condition in conditions} - {"stream"}
+        columns = ["stream", *({condition.column for condition in conditions} - {"stream"})]
         meets = _expression(conditions)
+        stays = ~meets | meets.is_null()
 
         def plan(snapshot: Snapshot) -> _Replacement:
             change = _Replacement()
             files = snapshot.select([conditions])
             for number, file in enumerate(files.to_pylist()):
-                # Where the statistics tell, they decide about the whole file without reading it.
-                asked = ["stream", *columns] if _tells(file, columns) else None
-                rows = self._read(table, files.slice(number, 1), [], asked)
-                rest = rows.filter(~meets | meets.is_null())
-                if rest.num_rows == rows.num_rows:
+                only = files.slice(number, 1)
+                rows = self._read(table, only, [], columns)
+                staying = rows.filter(stays).num_rows
+                if staying == rows.num_rows:
                     continue
                 change.remove.append(file)
-                change.rows += rows.num_rows - rest.num_rows
-                if rest.num_rows:
+                change.rows += rows.num_rows - staying
+                if staying:
+                    rest = self._read(table, only, [], None).filter(stays)
                     change.add.append(self._write(table, file["partition.stream"], [rest]))
             return change
 
