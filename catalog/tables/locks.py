@@ -42,6 +42,7 @@ class CommitLock:
         self._data_too = data_too
         # Threads of this process queue here, so that only one of them competes for the OS lock.
         self._threads = threading.Lock()
+        self._newest = -1
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -52,7 +53,7 @@ class CommitLock:
             ReadOnlyError: the folder cannot be written.
         """
         with self._threads, self._os_lock():
-            before = newest_version(self._folder)
+            before = self._newest = newest_version(self._folder, since=self._newest)
             try:
                 yield
             finally:
@@ -72,7 +73,7 @@ class CommitLock:
     def settle(self) -> None:
         """Put the newest commit on the disk, while the lock is held; a killed writer may not have done so."""
         if self._durable:
-            self._make_durable(newest_version(self._folder) - 1, data_too=True)
+            self._make_durable(newest_version(self._folder, since=self._newest) - 1, data_too=True)
 
     @contextmanager
     def _os_lock(self) -> Iterator[None]:
@@ -108,8 +109,17 @@ def log_checkpoint(table: Path, version: int) -> Path:
     return table / "_delta_log" / f"{version:020d}.checkpoint.parquet"
 
 
-def newest_version(table: Path) -> int:
-    """Return the newest version in a local Delta table's log, -1 when there is none."""
+def newest_version(table: Path, *, since: int = -1) -> int:
+    """Return the newest version in a local Delta table's log, -1 when there is none.
+
+    Args:
+        table: the table's folder.
+        since: a version that was there: a long log is then not listed, since entries go from the oldest on.
+    """
+    if since >= 0 and log_entry(table, since).exists():
+        while log_entry(table, since + 1).exists():
+            since += 1
+        return since
     return max((version for version, kind in _log_files(table).values() if kind == "json"), default=-1)
 
 
@@ -146,7 +156,7 @@ def fsync_commits(table: Path, *, after: int, data_too: bool = True) -> None:
         after: the version.
         data_too: data files of the newer commits as well.
     """
-    newest = newest_version(table)
+    newest = newest_version(table, since=after)
     if newest == after:
         return
     folders = {table / "_delta_log"}
