@@ -3,6 +3,7 @@
 from catalog.artifacts import SharedFile
 from catalog.catalog import CheckpointCatalog
 from catalog.checkpointer import ChainLink, Checkpointer
+from catalog.diff import CheckpointDiff
 from catalog.errors import (
     AbandonedError,
     ArtifactNotFoundError,
@@ -18,6 +19,7 @@ from catalog.errors import (
     InvalidInputError,
     LockTimeoutError,
     NotACatalogError,
+    OutOfReachError,
     PurgedError,
     ReadOnlyError,
     SessionError,
@@ -36,11 +38,14 @@ from catalog.manifest import (
     SourceOffsetEntry,
     artifact_path,
 )
+from catalog.moment import Moment
 from catalog.recovery import RecoveryReport
+from catalog.restore import StatePart
 from catalog.state import CheckpointId, CheckpointState
 from catalog.state_store import CheckpointStateManager, CheckpointStateStore
 from catalog.store import CheckpointStore
 from catalog.validation import Issue, ValidationResult
+from catalog.verify import Depth, Progress, Sample, ValidationReport
 
 __all__ = [
     "AbandonedError",
@@ -49,6 +54,7 @@ __all__ = [
     "CatalogError",
     "ChainLink",
     "CheckpointCatalog",
+    "CheckpointDiff",
     "CheckpointExistsError",
     "CheckpointId",
     "CheckpointInUseError",
@@ -64,23 +70,30 @@ __all__ = [
     "ConflictError",
     "ConnectorCheckpoint",
     "CorruptError",
+    "Depth",
     "DeserializationError",
     "InvalidInputError",
     "Issue",
     "LockTimeoutError",
+    "Moment",
     "NotACatalogError",
     "OperatorCheckpoint",
     "OperatorEntry",
+    "OutOfReachError",
     "PartitionEntry",
+    "Progress",
     "PurgedError",
     "ReadOnlyError",
     "RecoveryReport",
+    "Sample",
     "SessionError",
     "SharedFile",
     "SourceOffsetEntry",
+    "StatePart",
     "TrashedError",
     "UnknownOutcomeError",
     "UnsupportedFormatError",
+    "ValidationReport",
     "ValidationResult",
     "artifact_path",
     "new_uuid7",

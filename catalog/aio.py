@@ -56,6 +56,7 @@ class AsyncCheckpointStore:
     recover_latest_validated = _in_thread(CheckpointStore.recover_latest_validated)
     prune = _in_thread(CheckpointStore.prune)
     restore = _in_thread(CheckpointStore.restore)
+    undo_update = _in_thread(CheckpointStore.undo_update)
     pin = _in_thread(CheckpointStore.pin)
     unpin = _in_thread(CheckpointStore.unpin)
     cleanup_orphans = _in_thread(CheckpointStore.cleanup_orphans)

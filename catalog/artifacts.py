@@ -7,10 +7,11 @@ memory stays bounded by one batch whatever the artifact's size.
 import hashlib
 import io
 import pickle
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -24,7 +25,7 @@ from catalog.threads import start
 
 CHUNK_BYTES = 4 << 20
 BATCH_CHUNKS = 16
-"""Chunks per commit and per read: 64 MiB, which Arrow and Spark hold a few times over."""
+"""Chunks per commit, and at most per read: 64 MiB, which Arrow and Spark hold a few times over."""
 PART_CHUNKS = 4
 """Chunks that are handed to the engine at a time, while as many are being hashed."""
 
@@ -50,6 +51,8 @@ class Stored:
     path: str
     size: int
     sha256: str
+    shared: int = 0
+    """Bytes of it that an earlier checkpoint already held."""
 
 
 class Hash(Protocol):
@@ -148,34 +151,55 @@ def read_whole(
     whole, data = hashlib.sha256(), io.BytesIO()
     with ThreadPoolExecutor(max_workers=1) as other_core:
         for batch in _batches(engine, stream, key, attempt, path, first_batch):
-            rows += batch
             for row in batch:
                 start(other_core, whole.update, row["data"])
-                data.write(row["data"])  # chunk by chunk: a join would keep the other core from going on
+                data.write(row.pop("data"))  # chunk by chunk: a join would keep the other core from going on
+            rows += batch
     if _is_whole(rows[-1], data.tell(), whole.hexdigest()):
         return data.getvalue()
-    wrong = (row["chunk_no"] for row in rows if _sha256(row["data"]) != row["chunk_sha256"])
-    raise _mismatch(path, next((f"in chunk {number}" for number in wrong), "of the whole"))
+    raise _mismatch(path, _first_wrong(rows, data.getbuffer()))
+
+
+def _first_wrong(rows: Iterable[Mapping[str, Any]], data: memoryview) -> str:
+    at = 0
+    for row in rows:
+        if _sha256(data[at : at + row["chunk_size"]]) != row["chunk_sha256"]:
+            return f"in chunk {row['chunk_no']}"
+        at += row["chunk_size"]
+    return "of the whole"
 
 
 def _batches(
     engine: Engine, stream: str, key: str, attempt: str, path: str, first_batch: Rows | None
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield an artifact's chunk rows in order, batch by batch up to the last one; none may be missing."""
-    for first in count(0, BATCH_CHUNKS):
-        given = first_batch if first == 0 else None
-        rows = load_batch(engine, stream, key, attempt, path, first) if given is None else given
-        if first == 0 and not rows:
-            raise NoSuchArtifact(f"artifact {path!r} is missing", path=path)
-        batch = []
-        for number in range(first, first + BATCH_CHUNKS):
-            if number not in rows:
-                raise ChunkFault(f"artifact {path!r}: chunk {number} is missing", path=path)
-            batch.append(rows[number])
-            if rows[number]["chunk_count"] is not None:
+    load = partial(load_batch, engine, stream, key, attempt, path)
+    # An engine that takes smaller batches loads the next one meanwhile, within the same memory.
+    reads_ahead = engine.batch_chunks < BATCH_CHUNKS
+    rows = load(0) if first_batch is None else first_batch
+    if not rows:
+        raise NoSuchArtifact(f"artifact {path!r} is missing", path=path)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        for following in count(engine.batch_chunks, engine.batch_chunks):
+            batch = _in_order(rows, following - engine.batch_chunks, following, path)
+            if batch[-1]["chunk_count"] is not None:
                 yield batch
                 return
-        yield batch
+            ahead = start(pool, load, following) if reads_ahead else None
+            yield batch
+            rows = ahead.result() if ahead else load(following)
+
+
+def _in_order(rows: Rows, first: int, end: int, path: str) -> list[dict[str, Any]]:
+    """Return the chunk rows from one number on, up to the artifact's last chunk."""
+    batch = []
+    for number in range(first, end):
+        if number not in rows:
+            raise ChunkFault(f"artifact {path!r}: chunk {number} is missing", path=path)
+        batch.append(rows[number])
+        if rows[number]["chunk_count"] is not None:
+            break
+    return batch
 
 
 def _is_whole(last: Mapping[str, Any], size: int, sha256: str) -> bool:
@@ -194,6 +218,45 @@ def facts(engine: Engine, stream: str, where: Iterable[Condition]) -> list[dict[
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An artifact as its chunk rows tell it, without their bytes."""
+
+    chunks: tuple[tuple[int, str], ...]
+    """Size and hash of each chunk, in order."""
+    complete: bool
+    """Whether all chunks are there, and sizes add up."""
+    sha256: str | None
+    """Of the whole; None if its last chunk is missing."""
+    held: frozenset[tuple[str, str, str]]
+    """Key, attempt and hash of the rows that hold its borrowed chunks."""
+
+    @property
+    def size(self) -> int:
+        """Bytes, as far as its chunks are there."""
+        return sum(size for size, _ in self.chunks)
+
+
+def inventory(rows: Iterable[Mapping[str, Any]]) -> dict[str, Kept]:
+    """Return the artifacts of one attempt by path; a row seen twice is one chunk."""
+    by_path: dict[str, dict[int, Mapping[str, Any]]] = defaultdict(dict)
+    for row in rows:
+        by_path[row["path"]][row["chunk_no"]] = row
+    return {path: _kept([chunks[number] for number in sorted(chunks)]) for path, chunks in by_path.items()}
+
+
+def _kept(rows: Sequence[Mapping[str, Any]]) -> Kept:
+    last, size = rows[-1], sum(row["chunk_size"] for row in rows)
+    complete = [row["chunk_no"] for row in rows] == list(range(last["chunk_count"] or 0))
+    held = {(row["held_key"], row["held_attempt"], row["chunk_sha256"]) for row in rows if row["held_attempt"]}
+    return Kept(
+        chunks=tuple((row["chunk_size"], row["chunk_sha256"]) for row in rows),
+        complete=complete and size == last["artifact_size"],
+        sha256=last["artifact_sha256"],
+        held=frozenset(held),
+    )
+
+
 def links(rows: Iterable[Mapping[str, Any]], attempt: str) -> list[dict[str, Any]]:
     """Return rows that make other attempts' chunks part of this attempt without moving their bytes."""
     return [
@@ -210,8 +273,15 @@ def links(rows: Iterable[Mapping[str, Any]], attempt: str) -> list[dict[str, Any
 
 def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, Stored]:
     """Return the artifacts, by path, whose last chunk is among these rows of one attempt."""
+    rows = list(rows)
+    shared: dict[str, dict[int, int]] = defaultdict(dict)
+    for row in rows:
+        if row.get("held_key") not in (None, row.get("checkpoint_key")):
+            shared[row["path"]][row["chunk_no"]] = row["chunk_size"]
     return {
-        row["path"]: Stored(row["path"], int(row["artifact_size"]), row["artifact_sha256"])
+        row["path"]: Stored(
+            row["path"], int(row["artifact_size"]), row["artifact_sha256"], sum(shared[row["path"]].values())
+        )
         for row in rows
         if row["chunk_count"] is not None
     }
@@ -335,25 +405,39 @@ def file_chunks(task: bytes) -> Iterator[pa.RecordBatch]:
 
 def load_batch(engine: Engine, stream: str, key: str, attempt: str, path: str, first: int = 0) -> Rows:
     """Return a batch of an artifact's chunks from one number on, borrowed ones with the bytes of their holders."""
+    return _load(engine, stream, key, path, first, [Equals("attempt", attempt)]).get(attempt, {})
+
+
+def load_first(engine: Engine, stream: str, key: str, path: str) -> dict[str, Rows]:
+    """Return the first batch of a path's chunks by attempt; most often there is one, and it is the right one."""
+    return _load(engine, stream, key, path, 0, [])
+
+
+def _load(
+    engine: Engine, stream: str, key: str, path: str, first: int, of_attempt: Sequence[Condition]
+) -> dict[str, Rows]:
     of_stream = Equals("stream", stream)
-    named = Equals("checkpoint_key", key), Equals("attempt", attempt), Equals("path", path)
+    named = Equals("checkpoint_key", key), Equals("path", path), *of_attempt
     columns = (
-        "chunk_no", "chunk_count", "chunk_size", "chunk_sha256", "artifact_size", "artifact_sha256",
+        "attempt", "chunk_no", "chunk_count", "chunk_size", "chunk_sha256", "artifact_size", "artifact_sha256",
         "held_key", "held_attempt", "data",
     )  # fmt: skip
-    numbers = Between("chunk_no", first, first + BATCH_CHUNKS)
-    found = _with_views(_scan(engine, path, (of_stream, *named, numbers), columns))
-    rows = {row["chunk_no"]: row for row in found}
-    holders = {(row["held_key"], row["held_attempt"]) for row in rows.values() if row["data"] is None}
+    numbers = Between("chunk_no", first, first + engine.batch_chunks)
+    rows = _with_views(_scan(engine, path, (of_stream, *named, numbers), columns))
+    holders = {(row["held_key"], row["held_attempt"]) for row in rows if row["data"] is None}
     for holder in holders:
-        wanted = [row for row in rows.values() if (row["held_key"], row["held_attempt"]) == holder]
+        wanted = [row for row in rows if (row["held_key"], row["held_attempt"]) == holder]
         hashes = In("chunk_sha256", tuple({row["chunk_sha256"] for row in wanted}))
         place = (of_stream, Equals("checkpoint_key", holder[0]), Equals("attempt", holder[1]), hashes)
         held = _with_views(_scan(engine, path, place, ("chunk_sha256", "data")))
         bytes_by_hash = {row["chunk_sha256"]: row["data"] for row in held if row["data"] is not None}
         for row in wanted:
             row["data"] = bytes_by_hash.get(row["chunk_sha256"])
-    return {number: row for number, row in rows.items() if row["data"] is not None}
+    found: dict[str, Rows] = defaultdict(dict)
+    for row in rows:
+        if row["data"] is not None:
+            found[row["attempt"]][row["chunk_no"]] = row
+    return found
 
 
 def _scan(engine: Engine, path: str, where: Sequence[Condition], columns: Sequence[str]) -> pa.Table:

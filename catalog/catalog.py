@@ -1,25 +1,32 @@
-"""Open a catalog and hand out the stores of its streams."""
+"""Open a catalog, hand out the stores of its streams, look at all of it, and go back in time."""
 
 import getpass
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from catalog import keys
+from catalog import artifacts, clone, diff, keys, moment, recovery, restore, verify, views
 from catalog.checkpointer import Checkpointer
-from catalog.errors import SessionError
-from catalog.manifest import DEFAULT_VNODE_COUNT
+from catalog.clone import CopiedStream
+from catalog.diff import CheckpointDiff, Contents
+from catalog.errors import InvalidInputError, OutOfReachError, SessionError
+from catalog.manifest import DEFAULT_VNODE_COUNT, Positions, StateManifest, parse_any
+from catalog.moment import Moment, MomentEngine
 from catalog.protocol import Stream
+from catalog.recovery import RecoveryReport, Requirement
+from catalog.restore import StatePart
 from catalog.state_store import CheckpointStateManager, CheckpointStateStore
 from catalog.store import CheckpointStore
-from catalog.tables.names import any_place, name_place, path_place
-from catalog.tables.port import Engine, Table
+from catalog.tables.names import TableName, any_place, name_place, path_place
+from catalog.tables.port import Engine, Equals, Table
+from catalog.verify import Depth, Progress, Sample, ValidationReport
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def utc_now() -> datetime:
@@ -169,6 +176,184 @@ class CheckpointCatalog:
         found = self.engine.scan(Table.CHECKPOINTS, [], ["stream"]).column("stream").unique().to_pylist()
         return sorted(keys.stream_label(stream) for stream in found)
 
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def view(self, name: str) -> "DataFrame":
+        """Return one of the views of sql/views as a DataFrame, whether it is deployed or not.
+
+        Args:
+            name: one of `catalog.views.VIEWS`.
+        """
+        if name not in views.VIEWS:
+            raise InvalidInputError(f"there is no view {name!r}: choose one of {', '.join(views.VIEWS)}")
+        spark, relation = self._sql()
+        return spark.sql(views.query(name, relation))
+
+    def deploy_views(self, prefix: str = "") -> list[str]:
+        """Make the views, or make them anew, and return their names as SQL takes them.
+
+        They are persistent in the catalog's schema; a catalog by path has no schema, and gets temporary views of the
+        session.
+
+        Args:
+            prefix: is put before every name, for several catalogs in one session.
+        """
+        spark, relation = self._sql()
+        schema = () if self.moment else self.engine.place.schema
+        names = {name: TableName((*schema, prefix + name)) for name in views.VIEWS}
+
+        def over(name: str) -> str:
+            return names[name].sql if name in names else relation(Table(name))
+
+        for name in views.VIEWS:
+            spark.sql(views.create_statement(name, names[name], over, temporary=not schema))
+        return [name.sql for name in names.values()]
+
+    def validate(
+        self,
+        streams: Sequence[str] | None = None,
+        *,
+        depth: Depth | str = Depth.METADATA,
+        sample: Sample | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> ValidationReport:
+        """Look at live checkpoints, where the workers are, and write what was found into `events`.
+
+        Args:
+            streams: which ones, by default all.
+            depth: "metadata", or "hashes" to read and hash every chunk and artifact as well.
+            sample: look only at some, chosen at random.
+            progress: is called with how far it has come, every now and then.
+        """
+        return verify.validate(
+            self.engine,
+            streams=streams,
+            depth=_depth(depth),
+            sample=sample,
+            progress=progress,
+            clock=self._clock,
+            actor=self._actor,
+            record=not isinstance(self.engine, MomentEngine),
+        )
+
+    def diff(self, stream: str, before: int | str, after: int | str) -> CheckpointDiff:
+        """Return what changed between two checkpoints of a stream: operators, bytes by chunk, positions."""
+        rows = self.stream(stream)
+        pair = [self._content(rows, keys.any_key(one)) for one in (before, after)]
+        (first, parts, positions), (second, later_parts, later_positions) = pair
+        return diff.compare((first, second), (parts, later_parts), (positions, later_positions))
+
+    def _content(self, rows: Stream, key: str) -> tuple[int | str, Contents, Positions]:
+        found = rows.require_live(key, rows.find(key))
+        manifest = parse_any(found, rows.label)
+        attempt = (found.origin.attempt if found.origin else None) or ""
+        of_attempt = [Equals("checkpoint_key", key), Equals("attempt", attempt)]
+        kept = artifacts.inventory(artifacts.facts(rows.engine, rows.stream, of_attempt))
+        state = self.state_store().load(rows.label, int(key)) if isinstance(manifest, StateManifest) else None
+        return found.id, diff.contents(manifest, kept, state), manifest.positions()
+
+    # -- going back ------------------------------------------------------------------------------------------------
+
+    def recover(
+        self,
+        stream: str,
+        *,
+        allow_pending: bool = False,
+        lenient: bool = False,
+        pipeline_hash: int | None = None,
+        vnode_count: int | None = None,
+        at_offset: tuple[str, int] | tuple[str, str, int] | None = None,
+        at_watermark: int | None = None,
+        at_event_count: int | None = None,
+        at_time: datetime | None = None,
+    ) -> RecoveryReport:
+        """Return the newest checkpoint of a stream that is eligible and valid, and why newer ones were passed over.
+
+        Args:
+            stream: the stream, of any format.
+            allow_pending: also take one whose sinks are pending or failed: what they did not commit is lost to them.
+            lenient: also take one whose state is missing; the report says so.
+            pipeline_hash: only of this pipeline.
+            vnode_count: only with so many virtual nodes.
+            at_offset: not beyond an offset: (source, offset), or (source, position, offset).
+            at_watermark: not beyond this event-time watermark.
+            at_event_count: after not more events than these.
+            at_time: not made after this time.
+        """
+        rows = self.stream(stream)
+        history = rows.history()
+        require: list[Requirement] = []
+        if pipeline_hash is not None:
+            require.append(recovery.pipeline(keys.u64(pipeline_hash, "pipeline_hash")))
+        if vnode_count is not None:
+            require.append(recovery.vnodes(keys.u64(vnode_count, "vnode_count")))
+        if at_watermark is not None:
+            require.append(recovery.at_or_before_watermark(at_watermark))
+        if at_event_count is not None:
+            require.append(recovery.at_or_before_event_count(keys.u64(at_event_count, "at_event_count")))
+        if at_time is not None:
+            require.append(recovery.at_or_before_time(at_time))
+        if at_offset is not None:
+            positions = restore.Manifests(rows, history).positions
+            position = at_offset[1] if len(at_offset) == 3 else None
+            require.append(recovery.at_or_before_offset(at_offset[0], at_offset[-1], position, positions))
+        return restore.recover(rows, allow_pending=allow_pending, lenient=lenient, require=require, history=history)
+
+    def restore_into(self, stream: str, checkpoint_id: int | str, folder: str | os.PathLike[str]) -> Path:
+        """Write a checkpoint's state into a new folder, verified, all of it or nothing, and return the folder.
+
+        It holds manifest.json, the artifacts, and restore.json, which lists them in the order to apply.
+        """
+        return restore.materialize(self.stream(stream), keys.any_key(checkpoint_id), folder)
+
+    def open_state(self, stream: str, checkpoint_id: int | str) -> Iterator[tuple[StatePart, Iterator[bytes]]]:
+        """Yield a checkpoint's artifacts in the order to apply them, each as a stream of verified chunks."""
+        rows = self.stream(stream)
+        for part in restore.parts(rows, keys.any_key(checkpoint_id))[2]:
+            yield part, restore.open_part(rows, part)
+
+    def as_of(self, *, version: int | None = None, timestamp: datetime | None = None) -> "CheckpointCatalog":
+        """Return the whole catalog as it was at a moment, read-only.
+
+        A moment is a version of the table `checkpoints`; a timestamp means the newest version at or before it. Bytes
+        are read as they are now: they never change, and what was purged since is told as such. Where the log does not
+        reach as far as a timestamp, rows tell what was there then, and `moment` says so.
+
+        Raises:
+            OutOfReachError: that version is not there any more, or not yet; it says what is reachable.
+        """
+        found = moment.find(self.engine, version, timestamp, self._clock())
+        past = CheckpointCatalog(MomentEngine(self.engine, found), clock=lambda: found.at, actor=self._actor)
+        past.streams()  # a version whose files are gone is told here, not somewhere later
+        return past
+
+    @property
+    def moment(self) -> Moment | None:
+        """The moment that this catalog shows, None if it is the present."""
+        return self.engine.moment if isinstance(self.engine, MomentEngine) else None
+
+    def copy_to(self, other: "CheckpointCatalog", streams: Sequence[str] | None = None) -> list[CopiedStream]:
+        """Copy streams, as they are now or were at this moment, into another catalog that does not have them.
+
+        Args:
+            other: the catalog to copy into.
+            streams: which ones, by default all.
+        """
+        wanted = self.streams() if streams is None else streams
+        return [clone.copy_stream(self.stream(name), other.stream(name)) for name in wanted]
+
+    # -- keeping ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for work that goes on in the background; a `with` block does so at its end. Stops no Spark session."""
+        self.engine.close()
+
+    def __enter__(self) -> "CheckpointCatalog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def maintain(self) -> None:
         """Keep the tables small and quick: merge small files, shorten logs, delete what no readable version needs.
 
@@ -179,6 +364,29 @@ class CheckpointCatalog:
     def stream(self, name: str, format: keys.Format | None = None) -> Stream:
         """Return the rows of a stream of some format, or of any, and the protocol's steps on them."""
         return Stream(self.engine, name, format, clock=self._clock, actor=self._actor)
+
+    def _sql(self) -> tuple["SparkSession", Callable[[Table], str]]:
+        """Return the session, and how tables are named in it, at this catalog's moment."""
+        engine: Any = self.engine.current if isinstance(self.engine, MomentEngine) else self.engine
+        spark = getattr(engine, "spark", None)
+        if spark is None:
+            raise SessionError("views need Spark: open the catalog with CheckpointCatalog.for_path(spark, path)")
+        at = self.moment
+        if at is not None and at.version is None:
+            raise OutOfReachError(f"there are no views as of {at}: choose a version that the log has")
+
+        def relation(table: Table) -> str:
+            named: str = engine.relation(table, at.version if at and table is Table.CHECKPOINTS else None)
+            return named
+
+        return spark, relation
+
+
+def _depth(value: Depth | str) -> Depth:
+    try:
+        return Depth(value)
+    except ValueError as error:
+        raise InvalidInputError(f"depth must be one of {', '.join(Depth)}, not {value!r}") from error
 
 
 def _user() -> str:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -25,6 +24,7 @@ from catalog.manifest import CheckpointManifestV2, artifact_path, created_at, pa
 from catalog.protocol import PRUNE_UNDO, Draft, Stream
 from catalog.reader import ROUNDS
 from catalog.sweep import ORPHAN_GRACE, clean_up
+from catalog.validation import never_written
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,6 @@ class Checkpointer:
         if keys.u64(partition, "partition") > 2**32 - 1:
             raise InvalidInputError(f"partition must be at most {2**32 - 1}, not {partition}")
         artifacts.check_source(data)
-        self._stream.check_format()
         self._stream.check_open(key)
         path = artifact_path(key, operator, partition, delta=delta)
         with self._lock:
@@ -212,7 +211,7 @@ class Checkpointer:
     def _was_written(self, key: str, path: str) -> bool:
         """Whether a saved checkpoint lists an artifact and had it when it was saved."""
         found = self._stream.require_live(key, self._stream.find(key))
-        return path in {entry.path for _, entry in self._parse(found).entries()} - _never_written(found)
+        return path in {entry.path for _, entry in self._parse(found).entries()} - never_written(found)
 
     def _load_chain(self, id: str | UUID, operator: str, partition: int) -> list[ChainLink]:
         key = keys.uuid7(id)
@@ -222,43 +221,21 @@ class Checkpointer:
             history = self._stream.history()
             self._stream.require_live(key, history.get(key))
             line = [key, *chains.ancestors(history, key)]
-            chain = {**dict.fromkeys(line), **self._stream.history(line, manifests=True)}
+            chain = self._stream.history(line, manifests=True)
             try:
-                return list(self._links(line, chain, operator, partition))
+                found = chains.links(line, chain, self._parse, operator, partition)
+                return [
+                    ChainLink(at, entry.path, entry.is_delta, self._stream.read(at, entry.path, from_trash=at != key))
+                    for at, entry in found
+                ]
             except (ClosedIdError, CorruptError) as error:
                 # A parent may have been folded away under the reader: ask again, for the whole chain.
                 heads = {one: found.head.revision for one, found in self._stream.history(line).items()}
-                if heads == {one: found.head.revision for one, found in chain.items() if found}:
+                if heads == {one: found.head.revision for one, found in chain.items()}:
                     raise BrokenChainError(
                         f"the chain of {operator!r} partition {partition} of checkpoint {key} is broken: {error}"
                     ) from error
         raise ConflictError(f"the chain of checkpoint {key} changed {ROUNDS} times while it was read; try again")
-
-    def _links(
-        self, line: list[str], chain: dict[str, Checkpoint | None], operator: str, partition: int
-    ) -> Iterator[ChainLink]:
-        """Yield the links, snapshot first; what a checkpoint stands on is known before anything is read."""
-        parts: list[tuple[str, str, bool]] = []
-        for key in line:
-            found = chain.get(key)
-            if found is None or not (found.live if key == line[0] else found.unpurged):
-                what = f"is {found.status}" if found else "does not exist"
-                raise BrokenChainError(f"the chain of checkpoint {line[0]} is broken: its parent {key} {what}")
-            entries = self._parse(found).partition(operator, partition)
-            if not entries:
-                where = f"of {operator!r} partition {partition}"
-                if key == line[0]:
-                    raise ArtifactNotFoundError(f"checkpoint {key} has no artifact {where}")
-                raise BrokenChainError(f"the chain of checkpoint {line[0]} is broken: parent {key} has nothing {where}")
-            parts = [(key, entry.path, entry.is_delta) for entry in entries] + parts
-            if not entries[0].is_delta:
-                break
-        else:
-            raise BrokenChainError(
-                f"the chain of {operator!r} partition {partition} of checkpoint {line[0]} has no snapshot"
-            )
-        for key, path, is_delta in parts:
-            yield ChainLink(key, path, is_delta, self._stream.read(key, path, from_trash=key != line[0]))
 
     def _update_latest(self, id: str | UUID) -> None:
         key = keys.uuid7(id)
@@ -266,7 +243,7 @@ class Checkpointer:
         def decide(checkpoint: Checkpoint) -> dict[str, Any] | None:
             if checkpoint.status is Status.COMMITTED:
                 return None
-            if lost := sorted(_never_written(checkpoint)):
+            if lost := sorted(never_written(checkpoint)):
                 raise ArtifactNotFoundError(f"checkpoint {key} cannot become latest: {lost[0]} was never written")
             return {"change": Change.PROMOTED}
 
@@ -293,12 +270,6 @@ def _check_entries(manifest: CheckpointManifestV2, stored: dict[str, Stored]) ->
                 f"operator {operator!r}: {entry.path} has {found.size} bytes with SHA-256 {found.sha256}, "
                 f"the manifest says {entry.size_bytes} bytes with {entry.sha256}"
             )
-
-
-def _never_written(checkpoint: Checkpoint) -> set[str]:
-    """Return the paths that a checkpoint lists but that nobody had written when it was saved."""
-    details = checkpoint.origin.details if checkpoint.origin else None
-    return set(json.loads(details)["missing"]) if details else set()
 
 
 def _facts(manifest: CheckpointManifestV2) -> dict[str, Any]:

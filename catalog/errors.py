@@ -8,6 +8,7 @@ CatalogError
 ├── ReadOnlyError (PermissionError)       the place cannot be written
 ├── CheckpointNotFoundError (LookupError)
 │   └── ArtifactNotFoundError
+├── OutOfReachError (LookupError)         that moment cannot be read any more, or not yet
 ├── CheckpointExistsError                 the id is taken by different content
 ├── ClosedIdError                         the id can never be used again, or not now
 │   ├── TrashedError                      in the trash: restore it, or take the next id
@@ -64,6 +65,10 @@ class CheckpointNotFoundError(CatalogError, LookupError):
 
 class ArtifactNotFoundError(CheckpointNotFoundError):
     """The checkpoint has no artifact with that path."""
+
+
+class OutOfReachError(CatalogError, LookupError):
+    """The catalog cannot be read as it was at that moment; the message says what is reachable."""
 
 
 class CheckpointExistsError(CatalogError):

@@ -58,6 +58,13 @@ def uuid7(value: object, what: str = "checkpoint_id") -> str:
     return found
 
 
+def any_key(value: object) -> str:
+    """Return the key of an id of either kind: an integer, also as digits, or a UUIDv7."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal():
+        value = int(value)
+    return integer_key(value, minimum=0) if isinstance(value, int) else uuid7(value)
+
+
 def checkpoint_id(key: str) -> int | str:
     """Return the id that people and APIs see for a key."""
     return int(key) if _INTEGER_KEY.fullmatch(key) else key

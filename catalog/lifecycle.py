@@ -59,10 +59,12 @@ class Revision:
     event_count: Decimal | int | None = None
     pipeline_hash: Decimal | int | None = None
     vnode_count: int | None = None
+    sinks_committed: int | None = None
     sinks_pending: int | None = None
     sinks_failed: int | None = None
     artifact_count: int | None = None
     artifact_bytes: Decimal | int | None = None
+    shared_bytes: Decimal | int | None = None
     manifest_sha256: str | None = None
     content_sha256: str | None = None
     details: str | None = None
@@ -89,6 +91,10 @@ class Checkpoint:
     abandoned_attempts: frozenset[str]
     trash: Revision | None = None
     """The revision that put it into the trash, while it is there; later ones may have abandoned attempts."""
+    previous: Revision | None = None
+    """The revision that carried the manifest before `content`, if it was ever updated."""
+    gapless: bool = True
+    """Whether its revisions are 0, 1, 2, … without a hole; nothing of a purged one has to be left."""
 
     @property
     def id(self) -> int | str:
@@ -172,7 +178,7 @@ def latest(history: History) -> Checkpoint | None:
 
 
 def _fold_one(key: str, rows: list[Revision]) -> Checkpoint:
-    origin = content = pin = trash = None
+    origin = content = previous = pin = trash = None
     committed = purged = False
     abandoned = set()
     for row in rows:
@@ -183,7 +189,7 @@ def _fold_one(key: str, rows: list[Revision]) -> Checkpoint:
             case Change.PROMOTED:
                 committed = True
             case Change.UPDATED:
-                content = row
+                previous, content = content, row
             case Change.PINNED:
                 pin = row
             case Change.UNPINNED:
@@ -204,4 +210,5 @@ def _fold_one(key: str, rows: list[Revision]) -> Checkpoint:
         status = Status.TRASHED
     else:
         status = Status.COMMITTED if committed else Status.PREPARED
-    return Checkpoint(key, rows[-1], origin, content, status, pin, frozenset(abandoned), trash)
+    gapless = purged or [row.revision for row in rows] == list(range(len(rows)))
+    return Checkpoint(key, rows[-1], origin, content, status, pin, frozenset(abandoned), trash, previous, gapless)

@@ -94,6 +94,8 @@ class StoredJson(BaseModel):
 
 
 M = TypeVar("M", bound=StoredJson)
+Positions = dict[tuple[str, str], str]
+"""Offset as text by source and, where a source has several, what it is of; else that is empty."""
 
 
 class ConnectorCheckpoint(StoredJson):
@@ -150,16 +152,14 @@ class OperatorCheckpoint(StoredJson):
         """Return the inline bytes, None if there are none; bad base64 is an error that names the operator."""
         if self.external or self.state_b64 is None:
             return None
-        try:
-            return base64.b64decode(self.state_b64, validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise InvalidInputError(f"operator {operator!r}: state_b64 is not base64: {error}") from error
+        return decode_base64(self.state_b64, f"operator {operator!r}: state_b64")
 
 
 class CheckpointManifest(StoredJson):
     """Manifest version 1 (seed 004): integer ids."""
 
     FORMAT: ClassVar[keys.Format] = keys.Format.MANIFEST_V1
+    STATE_PATH: ClassVar[str] = "state.bin"
 
     version: U32
     checkpoint_id: U64
@@ -209,6 +209,15 @@ class CheckpointManifest(StoredJson):
             return True
         return self.state_checksum is not None and self.state_checksum != self.inline_hash()
 
+    @property
+    def key(self) -> str:
+        """The checkpoint's key."""
+        return keys.integer_key(self.checkpoint_id, minimum=0)
+
+    def positions(self) -> Positions:
+        """Return where its sources stand."""
+        return _positions(self.source_offsets)
+
 
 class PartitionEntry(StoredJson):
     """One artifact of an operator's partition."""
@@ -257,6 +266,15 @@ class CheckpointManifestV2(StoredJson):
         known = {"version": 2, "checkpoint_id": keys.uuid7(checkpoint_id), "epoch": epoch, "timestamp_ms": now}
         return cls._of({**fields, **known})
 
+    @property
+    def key(self) -> str:
+        """The checkpoint's key."""
+        return self.checkpoint_id
+
+    def positions(self) -> Positions:
+        """Return where its sources stand."""
+        return _positions(self.source_offsets)
+
     def entries(self) -> list[tuple[str, PartitionEntry]]:
         """Return every artifact entry with its operator."""
         return [(name, entry) for name, operator in self.operators.items() for entry in operator.partitions]
@@ -271,6 +289,47 @@ class CheckpointManifestV2(StoredJson):
         """Whether some partition has deltas but no snapshot of its own."""
         whole = {(name, entry.partition_id) for name, entry in self.entries() if not entry.is_delta}
         return any(entry.is_delta and (name, entry.partition_id) not in whole for name, entry in self.entries())
+
+
+class StateManifest(StoredJson):
+    """What a row says about a CheckpointState (seed 003); its bytes ride inline up to 1 MiB."""
+
+    FORMAT: ClassVar[keys.Format] = keys.Format.STATE_V1
+    STATE_PATH: ClassVar[str] = "checkpoint-state.bin"
+
+    version: U64
+    sequence: U64
+    watermark_ns: U64
+    event_count: U64
+    source_offsets: dict[Name, U64]
+    operator_bytes: dict[Name, U64]
+    """Size in bytes of each operator's state."""
+    metadata: dict[str, str]
+    state_b64: str | None
+    """The serialized state; None when it is an artifact."""
+
+    @property
+    def key(self) -> str:
+        """The checkpoint's key."""
+        return keys.integer_key(self.sequence, minimum=0)
+
+    def positions(self) -> Positions:
+        """Return where its sources stand."""
+        return {(source, ""): str(offset) for source, offset in self.source_offsets.items()}
+
+
+Manifest = CheckpointManifest | CheckpointManifestV2 | StateManifest
+MODELS: Mapping[str, type[Manifest]] = {
+    model.FORMAT: model for model in (CheckpointManifest, CheckpointManifestV2, StateManifest)
+}
+
+
+def decode_base64(text: str, what: str) -> bytes:
+    """Return the bytes of padded standard base64, else refuse it."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidInputError(f"{what} is not base64: {error}") from error
 
 
 def artifact_path(checkpoint_id: str, operator: str, partition: int, *, delta: bool) -> str:
@@ -314,6 +373,24 @@ def parse_stored(model: type[M], checkpoint: Checkpoint, stream: str) -> M:
         raise CorruptError(
             f"the manifest of {where} is unreadable: {error}", stream=stream, key=checkpoint.key
         ) from error
+
+
+def parse_any(checkpoint: Checkpoint, stream: str) -> Manifest:
+    """Return a stored checkpoint's manifest of whatever format, verified; see parse_stored."""
+    model: Any = MODELS.get(checkpoint.head.format)
+    if model is None:
+        raise CorruptError(f"checkpoint {checkpoint.id} of stream {stream!r} is of an unknown format", stream=stream)
+    found: Manifest = parse_stored(model, checkpoint, stream)
+    return found
+
+
+def content_sha256(manifest: str, artifacts: Mapping[str, str]) -> str:
+    """Return the hash over a manifest's text and its artifacts' hashes by path: equal means the same content."""
+    return sha256_text("\n".join([manifest, *(f"{path}\0{artifacts[path]}" for path in sorted(artifacts))]))
+
+
+def _positions(sources: Mapping[str, ConnectorCheckpoint] | Mapping[str, SourceOffsetEntry]) -> Positions:
+    return {(name, position): text for name, one in sources.items() for position, text in one.offsets.items()}
 
 
 def sha256_text(text: str) -> str:

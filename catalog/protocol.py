@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from catalog import artifacts, keys, lifecycle, retention
+from catalog import artifacts, chains, keys, lifecycle, retention
 from catalog.artifacts import Source, Stored
 from catalog.errors import (
     BrokenChainError,
@@ -21,7 +21,7 @@ from catalog.errors import (
     InvalidInputError,
 )
 from catalog.lifecycle import Change, Checkpoint, History, Revision, Status
-from catalog.manifest import sha256_text
+from catalog.manifest import content_sha256, sha256_text
 from catalog.reader import ROUNDS, StreamReader
 from catalog.retention import Plan, Planner
 from catalog.tables.port import Equals, In, Outcome, Table, Unless
@@ -32,6 +32,13 @@ log = logging.getLogger(__name__)
 AUTO_PRUNE_UNDO = timedelta(hours=1)
 PRUNE_UNDO = timedelta(days=7)
 LONGEST_SPAN = timedelta(days=36_500)
+_TOLD_BY_MANIFEST = frozenset(
+    {
+        "manifest", "manifest_sha256", "epoch", "created_at", "watermark", "event_count", "pipeline_hash",
+        "vnode_count", "sinks_committed", "sinks_pending", "sinks_failed",
+    }
+)  # fmt: skip
+"""Columns that change with a manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +59,7 @@ class Draft:
     @property
     def content_sha256(self) -> str:
         """The hash over the manifest and its artifacts: equal means the same content."""
-        lines = [self.manifest, *(f"{path}\0{self.artifacts[path].sha256}" for path in sorted(self.artifacts))]
-        return sha256_text("\n".join(lines))
+        return content_sha256(self.manifest, {path: one.sha256 for path, one in self.artifacts.items()})
 
 
 class Stream(StreamReader):
@@ -62,8 +68,8 @@ class Stream(StreamReader):
     # -- staging ---------------------------------------------------------------------------------------------------
 
     def check_open(self, key: str) -> None:
-        """Refuse to stage for an id that already has a row."""
-        found = self.find(key, manifest=False)
+        """Refuse to stage for an id that already has a row, or for a stream that holds another format."""
+        found = self.find(key, manifest=False) if self._has_format or key in self.all_keys() else None
         if found is None:
             return
         if found.live:
@@ -175,11 +181,12 @@ class Stream(StreamReader):
             content_sha256=draft.content_sha256,
             artifact_count=len(draft.artifacts),
             artifact_bytes=sum(one.size for one in draft.artifacts.values()),
+            shared_bytes=sum(one.shared for one in draft.artifacts.values()),
             **draft.facts,
         )
 
     def _standing_on(self, row: Revision, history: History, draft: Draft) -> Revision:
-        """Return the row, later than its parent's rows, after making sure that the parent is there."""
+        """Return the row, later than its parent's rows and with the line it stands on, if its parent is there."""
         if draft.parent is None:
             return row
         parent = history.get(draft.parent)
@@ -190,7 +197,12 @@ class Stream(StreamReader):
                 stream=self.label,
                 key=draft.key,
             )
-        return replace(row, at=max(row.at, parent.head.at + timedelta(microseconds=1)))
+        line = [draft.parent, *chains.ancestors(history, draft.parent)]
+        return replace(
+            row,
+            at=max(row.at, parent.head.at + timedelta(microseconds=1)),
+            details=json.dumps({**json.loads(row.details or "{}"), "line": line}),
+        )
 
     def _auto_prune(self, row: Revision, history: History, prune: Planner) -> tuple[list[Revision], list[Unless]]:
         """Return the rows and guards by which this save lets old checkpoints go; a fault here never fails the save."""
@@ -255,6 +267,18 @@ class Stream(StreamReader):
             if self.insert([self._next(checkpoint, **columns)])[0] is Outcome.INSERTED:
                 return True
         raise ConflictError(f"checkpoint {keys.checkpoint_id(key)} changed {ROUNDS} times meanwhile; try again")
+
+    def undo_update(self, key: str) -> None:
+        """Make the manifest before the last update the current one again, as the next revision."""
+
+        def decide(checkpoint: Checkpoint) -> dict[str, Any]:
+            before = checkpoint.previous
+            if before is None or checkpoint.content is None:
+                raise InvalidInputError(f"checkpoint {checkpoint.id} of stream {self.label!r} was never updated")
+            told = {name: value for name, value in before.row().items() if name in _TOLD_BY_MANIFEST}
+            return {"change": Change.UPDATED, "reason": f"undo of revision {checkpoint.content.revision}", **told}
+
+        self.change(key, decide)
 
     def pin(self, key: str, reason: str, until: datetime | None = None) -> None:
         """Protect a checkpoint from being trashed."""

@@ -22,7 +22,8 @@ from catalog.errors import (
     TrashedError,
 )
 from catalog.lifecycle import Checkpoint, Revision, Status
-from catalog.tables.port import Engine, Equals, In, Table
+from catalog.moment import MomentEngine
+from catalog.tables.port import Condition, Engine, Equals, In, Table
 from catalog.tables.schema import CHECKPOINT_FACTS
 from catalog.threads import start
 
@@ -66,13 +67,21 @@ class StreamReader:
 
     def history(self, only: Sequence[str] | None = None, *, manifests: bool = False) -> dict[str, Checkpoint]:
         """Return the stream's checkpoints, or those of some keys, by key, oldest first."""
-        where = [Equals("stream", self.stream)] + ([In("checkpoint_key", tuple(only))] if only is not None else [])
+        where: list[Condition] = [Equals("stream", self.stream)]
+        where += [In("checkpoint_key", tuple(only))] if only is not None else []
         columns = (*CHECKPOINT_FACTS, "manifest") if manifests else CHECKPOINT_FACTS
-        rows = self.engine.scan(Table.CHECKPOINTS, where, columns).to_pylist()
-        self._refuse_other_format({row["format"] for row in rows})
-        history = lifecycle.fold(Revision(**row) for row in rows)
+        history = lifecycle.fold(self._revisions(where, columns))
         self._attempts = {key: one.origin.attempt for key, one in history.items() if one.origin and one.origin.attempt}
         return history
+
+    def revisions(self) -> list[Revision]:
+        """Return all rows of the stream."""
+        return self._revisions([Equals("stream", self.stream)], (*CHECKPOINT_FACTS, "manifest"))
+
+    def _revisions(self, where: Sequence[Condition], columns: Sequence[str]) -> list[Revision]:
+        rows = self.engine.scan(Table.CHECKPOINTS, where, columns).to_pylist()
+        self._refuse_other_format({row["format"] for row in rows})
+        return [Revision(**row) for row in rows]
 
     def find(self, key: str, *, manifest: bool = True) -> Checkpoint | None:
         """Return one checkpoint, whatever became of it."""
@@ -95,11 +104,15 @@ class StreamReader:
         newest = lifecycle.latest(history)
         return newest.key if newest else None
 
-    def highest_key(self) -> str | None:
-        """Return the highest key of any row, marks included: ids are never used again."""
+    def all_keys(self) -> set[str]:
+        """Return the keys of all rows, marks included."""
         found = self.engine.scan(Table.CHECKPOINTS, [Equals("stream", self.stream)], ["checkpoint_key", "format"])
         self._refuse_other_format(set(found.column("format").to_pylist()))
-        return max(found.column("checkpoint_key").to_pylist(), default=None)
+        return set(found.column("checkpoint_key").to_pylist())
+
+    def highest_key(self) -> str | None:
+        """Return the highest key of any row: ids are never used again."""
+        return max(self.all_keys(), default=None)
 
     def require_live(self, key: str, checkpoint: Checkpoint | None) -> Checkpoint:
         """Return the checkpoint if it is live, else say what became of it."""
@@ -120,12 +133,12 @@ class StreamReader:
 
         return self._unmoved(read)
 
-    def hash_of(self, key: str, path: str, prefix: bytes = b"") -> str:
+    def hash_of(self, key: str, path: str, prefix: bytes = b"", *, from_trash: bool = False) -> str:
         """Return the SHA-256 of a prefix and an artifact's bytes; see `stream_chunks`."""
 
         def read() -> str:
             whole = hashlib.sha256(prefix)
-            for chunk in self.stream_chunks(key, path):
+            for chunk in self.stream_chunks(key, path, from_trash=from_trash):
                 whole.update(chunk)
             return whole.hexdigest()
 
@@ -161,29 +174,36 @@ class StreamReader:
         self, key: str, path: str, own_attempt: str | None, from_trash: bool
     ) -> Iterator[tuple[str, artifacts.Rows | None]]:
         """Give the attempt to read, and its first bytes if they are there already; explain what goes wrong then."""
-        seen, known, first_batch = self._look(key, path)
+        seen, first_batches = self._look(key, path)
+        if isinstance(self.engine, MomentEngine) and (now := self._now(key)) and not now.unpurged:
+            raise self.closed(now)
         if seen is not None and not (from_trash and seen.unpurged):
             self.require_live(key, seen)
         attempt = seen.origin.attempt if seen and seen.origin else self._staged_attempt(key, path, own_attempt)
         try:
             if attempt is None:
                 raise NoSuchArtifact(f"artifact {path!r} is missing", path=path)
-            yield attempt, first_batch if attempt == known else None
+            yield attempt, first_batches.get(attempt)
         except ChunkFault as fault:
             raise self._explain_fault(key, seen, fault) from fault
 
-    def _look(self, key: str, path: str) -> tuple[Checkpoint | None, str | None, artifacts.Rows | None]:
-        """Return a checkpoint as it is now, and beside it the first bytes of the attempt it is known to have.
+    def _look(self, key: str, path: str) -> tuple[Checkpoint | None, dict[str, artifacts.Rows]]:
+        """Return a checkpoint as it is now, and the first bytes of its path by attempt.
 
         A saved checkpoint never changes its attempt, so bytes can be loaded while it is asked whether it is live.
+        Where the attempt is not known yet, the bytes of the only one there is are most often the right ones.
         """
-        known = self._attempts.get(key)
-        if known is None:
-            return self.find(key, manifest=False), None, None
         with ThreadPoolExecutor(max_workers=1) as pool:
-            bytes_ahead = start(pool, artifacts.load_batch, self.engine, self.stream, key, known, path)
-            seen = self.find(key, manifest=False)
-            return seen, known, bytes_ahead.result()
+            ahead = start(pool, self._load_ahead, key, path, self._attempts.get(key))
+            return self.find(key, manifest=False), ahead.result()
+
+    def _load_ahead(self, key: str, path: str, known: str | None) -> dict[str, artifacts.Rows]:
+        try:
+            if known is None:
+                return artifacts.load_first(self.engine, self.stream, key, path)
+            return {known: artifacts.load_batch(self.engine, self.stream, key, known, path)}
+        except ChunkFault:
+            return {}  # perhaps of an attempt that nobody asks for; else it shows again
 
     def _staged_attempt(self, key: str, path: str, own_attempt: str | None) -> str | None:
         rows = artifacts.facts(self.engine, self.stream, [Equals("checkpoint_key", key), Equals("path", path)])
@@ -194,10 +214,11 @@ class StreamReader:
 
     def _explain_fault(self, key: str, seen: Checkpoint | None, fault: ChunkFault) -> Exception:
         """Ask again before anything is called corrupt: a purge or a fold may have moved the bytes."""
-        now = self.find(key, manifest=False)
+        now = self._now(key)
         if now is not None and not now.unpurged:
             return self.closed(now)
-        if (now and now.head.revision) != (seen and seen.head.revision):
+        moved = (now and now.head.revision) != (seen and seen.head.revision)
+        if moved and not isinstance(self.engine, MomentEngine):
             return _MovedError(f"checkpoint {keys.checkpoint_id(key)} changed while it was read ({fault}); try again")
         expected = now is not None and now.origin is not None and now.origin.artifact_count
         where = f"stream {self.label!r}, checkpoint {keys.checkpoint_id(key)}: "
@@ -205,10 +226,17 @@ class StreamReader:
             return ArtifactNotFoundError(where + str(fault), stream=self.label, key=key)
         return CorruptError(where + str(fault), stream=self.label, key=key, missing=isinstance(fault, NoSuchArtifact))
 
+    def _now(self, key: str) -> Checkpoint | None:
+        """Return a checkpoint as it is now, whatever moment this stream shows."""
+        if not isinstance(self.engine, MomentEngine):
+            return self.find(key, manifest=False)
+        present = StreamReader(self.engine.current, self.label, self.format, clock=self.clock, actor=self.actor)
+        return present.find(key, manifest=False)
+
     def check_format(self) -> None:
         """Refuse to stage for a stream that holds another format; asked of the table until the stream has one."""
         if not self._has_format:
-            self.highest_key()
+            self.all_keys()
 
     def closed(self, checkpoint: Checkpoint) -> Exception:
         """Return the error that says why an id is not live."""

@@ -4,35 +4,17 @@ import base64
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import ClassVar
 
 from catalog import keys, lifecycle, retention
 from catalog.errors import CorruptError, DeserializationError, InvalidInputError
 from catalog.lifecycle import Checkpoint, History
-from catalog.manifest import INLINE_THRESHOLD_BYTES, U64, Name, StoredJson, parse_stored
+from catalog.manifest import INLINE_THRESHOLD_BYTES, StateManifest, parse_stored
 from catalog.protocol import PRUNE_UNDO, Draft, Stream
 from catalog.retention import Plan
 from catalog.state import CheckpointId, CheckpointState
 from catalog.sweep import ORPHAN_GRACE, clean_up
 
-STATE_PATH = "checkpoint-state.bin"
-
-
-class StateManifest(StoredJson):
-    """What a row says about a CheckpointState; its bytes ride inline up to 1 MiB."""
-
-    FORMAT: ClassVar[keys.Format] = keys.Format.STATE_V1
-
-    version: U64
-    sequence: U64
-    watermark_ns: U64
-    event_count: U64
-    source_offsets: dict[Name, U64]
-    operator_bytes: dict[Name, U64]
-    """Size in bytes of each operator's state."""
-    metadata: dict[str, str]
-    state_b64: str | None
-    """The serialized state; None when it is an artifact."""
+STATE_PATH = StateManifest.STATE_PATH
 
 
 class CheckpointStateStore:

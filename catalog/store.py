@@ -2,13 +2,13 @@
 
 import hashlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from catalog import artifacts, keys, recovery, retention
+from catalog import artifacts, keys, restore, retention
 from catalog.artifacts import Source, Stored
-from catalog.errors import ArtifactNotFoundError, CatalogError, CheckpointExistsError, CorruptError, InvalidInputError
+from catalog.errors import ArtifactNotFoundError, CheckpointExistsError, CorruptError, InvalidInputError
 from catalog.lifecycle import Change, Checkpoint, live_keys
 from catalog.manifest import (
     DEFAULT_VNODE_COUNT,
@@ -23,9 +23,10 @@ from catalog.protocol import PRUNE_UNDO, Draft, Stream
 from catalog.recovery import RecoveryReport
 from catalog.retention import Planner
 from catalog.sweep import ORPHAN_GRACE, clean_up
-from catalog.validation import Issue, ValidationResult, failure, manifest_issues
+from catalog.validation import ValidationResult, failure
+from catalog.verify import Verifier
 
-STATE_PATH = "state.bin"
+STATE_PATH = CheckpointManifest.STATE_PATH
 
 
 class CheckpointStore:
@@ -116,7 +117,6 @@ class CheckpointStore:
         """Stage state for an id: durable and loadable at once, part of a checkpoint when its manifest is saved."""
         key = keys.integer_key(checkpoint_id)
         artifacts.check_source(state)
-        self._stream.check_format()
         self._stream.check_open(key)
         attempt = keys.new_uuid7()
         stored = self._stream.stage(key, attempt, STATE_PATH, "state", state)
@@ -194,23 +194,21 @@ class CheckpointStore:
 
     def validate_checkpoint(self, checkpoint_id: int) -> ValidationResult:
         """Return what is wrong with a checkpoint, after reading all of it."""
-        key = keys.integer_key(checkpoint_id)
-        found = self._stream.find(key)
-        if found is None or not found.live:
-            missing = failure("manifest_missing", f"manifest not found for checkpoint {checkpoint_id}")
-            return ValidationResult(checkpoint_id, (missing,))
-        return self._validate(found)
+        found = self._verifier().check(keys.integer_key(checkpoint_id))
+        missing = failure("manifest_missing", f"manifest not found for checkpoint {checkpoint_id}")
+        return found or ValidationResult(checkpoint_id, (missing,))
 
     def recover_latest_validated(self, *, allow_pending: bool = False, lenient: bool = False) -> RecoveryReport:
         """Return the newest checkpoint that is eligible and valid, and why newer ones were passed over.
+
+        `CheckpointCatalog.recover` can require more: a pipeline, an offset, a time.
 
         Args:
             allow_pending: also take one whose sinks are pending or failed.
             lenient: also take one whose state is missing; the report says so.
         """
-        history = self._stream.history(manifests=True)
-        return recovery.recover(
-            history, self._validate, self._stream.clock, allow_pending=allow_pending, lenient=lenient
+        return restore.recover(
+            self._stream, allow_pending=allow_pending, lenient=lenient, vnode_count=self._vnode_count
         )
 
     # -- letting go ------------------------------------------------------------------------------------------------
@@ -233,6 +231,14 @@ class CheckpointStore:
     def restore(self, checkpoint_id: int) -> None:
         """Take a checkpoint out of the trash; within its undo window this always works."""
         self._stream.restore(keys.integer_key(checkpoint_id))
+
+    def undo_update(self, checkpoint_id: int) -> None:
+        """Take the last update of a manifest back: the one before it becomes the current one, sink statuses included.
+
+        Raises:
+            InvalidInputError: it was never updated.
+        """
+        self._stream.undo_update(keys.integer_key(checkpoint_id))
 
     def pin(self, checkpoint_id: int, reason: str, until: datetime | None = None) -> None:
         """Protect a checkpoint from being pruned, for ever or until a time."""
@@ -318,35 +324,8 @@ class CheckpointStore:
     def _parse(self, checkpoint: Checkpoint) -> CheckpointManifest:
         return parse_stored(CheckpointManifest, checkpoint, self._stream.label)
 
-    def _validate(self, checkpoint: Checkpoint) -> ValidationResult:
-        try:
-            manifest = self._parse(checkpoint)
-        except CorruptError as error:
-            return ValidationResult(checkpoint.id, (failure("manifest_unreadable", str(error)),))
-        issues = manifest_issues(manifest, self._vnode_count)
-        return ValidationResult(checkpoint.id, (*issues, *self._state_issues(manifest, checkpoint)))
-
-    def _state_issues(self, manifest: CheckpointManifest, checkpoint: Checkpoint) -> Sequence[Issue]:
-        staged = checkpoint.origin is not None and bool(checkpoint.origin.artifact_count)
-        inline = manifest.inline_hash()
-        if not staged and not manifest.expects_state:
-            return []
-        if staged and manifest.state_checksum is None:
-            return [failure("checksum_missing", "the state has no checksum")]
-        if not staged and inline and not any(one.external for one in manifest.operator_states.values()):
-            return [failure("checksum_mismatch", "checksum mismatch: the inline state is not what was saved")]
-        try:
-            found = self._stream.hash_of(checkpoint.key, STATE_PATH, inline.encode() if inline else b"")
-        except ArtifactNotFoundError:
-            return [failure("state_missing", "state data is missing")]
-        except CorruptError as error:
-            rule = "state_missing" if getattr(error, "missing", False) else "checksum_mismatch"
-            return [failure(rule, str(error))]
-        except CatalogError as error:
-            return [failure("state_unreadable", str(error))]
-        if found != manifest.state_checksum:
-            return [failure("checksum_mismatch", f"checksum mismatch: state is {found}, not {manifest.state_checksum}")]
-        return []
+    def _verifier(self) -> Verifier:
+        return Verifier(self._stream, vnode_count=self._vnode_count)
 
 
 def _facts(manifest: CheckpointManifest) -> dict[str, Any]:
@@ -358,6 +337,7 @@ def _facts(manifest: CheckpointManifest) -> dict[str, Any]:
         "watermark": manifest.watermark,
         "pipeline_hash": manifest.pipeline_hash,
         "vnode_count": manifest.vnode_count,
+        "sinks_committed": statuses.count("Committed"),
         "sinks_pending": statuses.count("Pending"),
         "sinks_failed": sum(isinstance(status, FailedSink) for status in statuses),
     }

@@ -1,13 +1,57 @@
-"""What can be wrong with a checkpoint: named rules, each a warning or an integrity failure. Pure."""
+"""What can be wrong with a checkpoint: named rules, each a warning or an integrity failure. Pure.
 
-from collections.abc import Iterable
+The view validation_issues says the same of metadata in SQL; a test plants every fault once and holds both to it.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Literal
 
+from catalog import keys
+from catalog.artifacts import Kept
 from catalog.errors import InvalidInputError
-from catalog.manifest import CheckpointManifest
+from catalog.lifecycle import Checkpoint
+from catalog.manifest import (
+    CheckpointManifest,
+    CheckpointManifestV2,
+    Manifest,
+    StateManifest,
+    content_sha256,
+    decode_base64,
+)
 
 Severity = Literal["warning", "integrity"]
+
+INTEGRITY = {
+    "manifest_missing": "there is no live checkpoint of that id",
+    "manifest_unreadable": "the manifest is not what was saved, or is no manifest",
+    "id_mismatch": "the manifest is of another checkpoint",
+    "id_zero": "checkpoint_id is 0",
+    "epoch_zero": "epoch is 0",
+    "inline_state_unreadable": "state that rides in the manifest is not base64",
+    "state_missing": "an artifact that it needs is not there at all",
+    "chunk_missing": "an artifact is not there as a whole",
+    "holder_missing": "bytes that an earlier checkpoint holds for it are gone",
+    "checksum_missing": "its state has no checksum",
+    "checksum_mismatch": "bytes are not those that were saved",
+    "artifact_mismatch": "an artifact is not the one that the manifest lists",
+    "content_mismatch": "the manifest and the hashes of its artifacts are not those that were saved",
+    "chain_broken": "a checkpoint that its deltas stand on is gone or has not what they need",
+    "revision_gap": "a row of its life is gone",
+    "state_unreadable": "a data file that has its artifacts is damaged or gone",
+}
+WARNINGS = {
+    "version_zero": "version is 0",
+    "timestamp_zero": "timestamp_ms is 0",
+    "sink_without_status": "a sink has an epoch but no commit status",
+    "source_unknown": "a source has offsets but is not in source_names",
+    "vnode_count_legacy": "vnode_count is 0: a legacy manifest",
+    "vnode_count_mismatch": "vnode_count is not the one that is expected",
+    "never_written": "it lists artifacts that nobody wrote, and cannot be promoted",
+}
+RULES: Mapping[str, str] = {**INTEGRITY, **WARNINGS}
+"""What each rule means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +94,39 @@ def failure(rule: str, message: str) -> Issue:
     return Issue("integrity", rule, message)
 
 
-def manifest_issues(manifest: CheckpointManifest, vnode_count: int) -> list[Issue]:
+def manifest_issues(manifest: Manifest, vnode_count: int | None) -> list[Issue]:
     """Return what a manifest's own fields show."""
-    return list(_failures(manifest)) + [Issue("warning", rule, text) for rule, text in _warnings(manifest, vnode_count)]
+    warnings = [Issue("warning", rule, text) for rule, text in _warnings(manifest, vnode_count)]
+    return list(_failures(manifest)) + warnings
 
 
-def _failures(manifest: CheckpointManifest) -> Iterable[Issue]:
-    if manifest.checkpoint_id == 0:
+def _failures(manifest: Manifest) -> Iterable[Issue]:
+    if isinstance(manifest, CheckpointManifest) and manifest.checkpoint_id == 0:
         yield failure("id_zero", "checkpoint_id is 0")
-    if manifest.epoch == 0:
+    if not isinstance(manifest, StateManifest) and manifest.epoch == 0:
         yield failure("epoch_zero", "epoch is 0")
-    for name, operator in manifest.operator_states.items():
+    inline: dict[str, str | None] = {}
+    if isinstance(manifest, CheckpointManifest):
+        states = manifest.operator_states.items()
+        inline = {f"operator {name!r}: state_b64": one.state_b64 for name, one in states if not one.external}
+    elif isinstance(manifest, StateManifest):
+        inline = {"state_b64": manifest.state_b64}
+    for what, text in inline.items():
         try:
-            operator.inline_state(name)
+            decode_base64(text or "", what)
         except InvalidInputError as error:
             yield failure("inline_state_unreadable", str(error))
 
 
-def _warnings(manifest: CheckpointManifest, vnode_count: int) -> Iterable[tuple[str, str]]:
+def _warnings(manifest: Manifest, vnode_count: int | None) -> Iterable[tuple[str, str]]:
     if manifest.version == 0:
         yield "version_zero", "version is 0"
+    if isinstance(manifest, StateManifest):
+        return
     if manifest.timestamp_ms == 0:
         yield "timestamp_zero", "timestamp_ms is 0"
+    if isinstance(manifest, CheckpointManifestV2):
+        return
     if manifest.sink_commit_statuses:
         for sink in sorted(set(manifest.sink_epochs) - set(manifest.sink_commit_statuses)):
             yield "sink_without_status", f"sink {sink!r} has an epoch but no commit status"
@@ -80,5 +135,106 @@ def _warnings(manifest: CheckpointManifest, vnode_count: int) -> Iterable[tuple[
             yield "source_unknown", f"source {source!r} has offsets but is not in source_names"
     if manifest.vnode_count == 0:
         yield "vnode_count_legacy", "vnode_count is 0: a legacy manifest"
-    elif manifest.vnode_count != vnode_count:
-        yield "vnode_count_mismatch", f"vnode_count is {manifest.vnode_count}, this store expects {vnode_count}"
+    elif vnode_count not in (None, manifest.vnode_count):
+        yield "vnode_count_mismatch", f"vnode_count is {manifest.vnode_count}, {vnode_count} is expected"
+
+
+def never_written(checkpoint: Checkpoint) -> set[str]:
+    """Return the paths that a checkpoint lists but that nobody had written when it was saved."""
+    details = checkpoint.origin.details if checkpoint.origin else None
+    return set(json.loads(details).get("missing", ())) if details else set()
+
+
+def needed_paths(checkpoint: Checkpoint, manifest: Manifest) -> set[str]:
+    """Return the paths of the artifacts without which a checkpoint cannot be restored."""
+    match manifest:
+        case CheckpointManifestV2():
+            return {entry.path for _, entry in manifest.entries()} - never_written(checkpoint)
+        case StateManifest():
+            return {manifest.STATE_PATH} if manifest.state_b64 is None else set()
+        case CheckpointManifest():
+            staged = checkpoint.origin is not None and bool(checkpoint.origin.artifact_count)
+            needs_it = staged or (manifest.expects_state and not _is_inline(manifest))
+            return {manifest.STATE_PATH} if needs_it else set()
+
+
+def metadata_issues(
+    checkpoint: Checkpoint,
+    manifest: Manifest,
+    kept: Mapping[str, Kept],
+    *,
+    holders: Set[tuple[str, str, str]] = frozenset(),
+    vnode_count: int | None = None,
+) -> list[Issue]:
+    """Return what is wrong with a checkpoint, as far as its rows tell without the bytes.
+
+    Args:
+        checkpoint: with its manifests.
+        manifest: its manifest.
+        kept: the artifacts of its attempt, by path.
+        holders: key, attempt and hash of the rows that hold borrowed chunks and are there.
+        vnode_count: what is expected, if anything is.
+    """
+    issues = manifest_issues(manifest, vnode_count)
+    if manifest.key != checkpoint.key:
+        issues.append(failure("id_mismatch", f"the manifest is of checkpoint {keys.checkpoint_id(manifest.key)}"))
+    issues += _artifact_issues(checkpoint, manifest, kept, holders)
+    if not checkpoint.gapless:
+        issues.append(failure("revision_gap", "a row of its life is gone"))
+    if lost := sorted(never_written(checkpoint)):
+        issues.append(Issue("warning", "never_written", f"it cannot be promoted: {lost[0]} was never written"))
+    return issues
+
+
+def _artifact_issues(
+    checkpoint: Checkpoint, manifest: Manifest, kept: Mapping[str, Kept], holders: Set[tuple[str, str, str]]
+) -> Iterable[Issue]:
+    needed = needed_paths(checkpoint, manifest)
+    missing = sorted(needed - kept.keys())
+    partial = sorted(path for path in needed & kept.keys() if not kept[path].complete)
+    if missing:
+        yield failure("state_missing", f"state data is missing: {missing[0]}")
+    if partial:
+        yield failure("chunk_missing", f"an artifact is incomplete: {partial[0]}")
+    for path in sorted(needed & kept.keys()):
+        if lost := sorted(kept[path].held - holders):
+            yield failure("holder_missing", f"bytes that checkpoint {lost[0][0]} holds for {path} are gone")
+    if isinstance(manifest, CheckpointManifest):
+        yield from _checksum_issues(checkpoint, manifest, kept)
+    if isinstance(manifest, CheckpointManifestV2):
+        for operator, entry in manifest.entries():
+            found = kept.get(entry.path)
+            if (
+                found
+                and found.complete
+                and (entry.size_bytes, entry.sha256 or found.sha256)
+                != (
+                    found.size,
+                    found.sha256,
+                )
+            ):
+                yield failure(
+                    "artifact_mismatch", f"operator {operator!r}: {entry.path} is not what the manifest lists"
+                )
+    origin = checkpoint.origin
+    if not missing and not partial and origin and origin.manifest is not None:
+        hashes = {path: one.sha256 or "" for path, one in kept.items() if path in needed}
+        if content_sha256(origin.manifest, hashes) != origin.content_sha256:
+            yield failure("content_mismatch", "the manifest and its artifacts' hashes are not those that were saved")
+
+
+def _checksum_issues(checkpoint: Checkpoint, manifest: CheckpointManifest, kept: Mapping[str, Kept]) -> Iterable[Issue]:
+    staged = checkpoint.origin is not None and bool(checkpoint.origin.artifact_count)
+    state = kept.get(manifest.STATE_PATH)
+    if staged and manifest.state_checksum is None:
+        yield failure("checksum_missing", "the state has no checksum")
+    elif not staged and manifest.expects_state and _is_inline(manifest):
+        yield failure("checksum_mismatch", "checksum mismatch: the inline state is not what was saved")
+    elif state and state.complete and not manifest.inline_hash() and state.sha256 != manifest.state_checksum:
+        problem = f"checksum mismatch: state is {state.sha256}, not {manifest.state_checksum}"
+        yield failure("checksum_mismatch", problem)
+
+
+def _is_inline(manifest: CheckpointManifest) -> bool:
+    """Whether all its state rides in the manifest."""
+    return manifest.inline_hash() is not None and not any(one.external for one in manifest.operator_states.values())

@@ -6,6 +6,7 @@ What the statistics in the log already tell is not read from data files.
 
 import json
 import logging
+import os
 import threading
 import time
 import uuid
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property, partial, reduce
 from itertools import groupby
 from operator import and_
@@ -29,12 +31,20 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
 
-from catalog.errors import CatalogError, ConflictError, CorruptError, InvalidInputError, NotACatalogError, ReadOnlyError
+from catalog.errors import (
+    CatalogError,
+    ConflictError,
+    CorruptError,
+    InvalidInputError,
+    NotACatalogError,
+    OutOfReachError,
+    ReadOnlyError,
+)
 from catalog.tables.commits import JUDGED_BY, Again, Commits, first_line, judge
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock, fsync, log_checkpoint, log_entry, shorten_log
 from catalog.tables.names import Place
 from catalog.tables.opening import check_format, created, creating, no_catalog
-from catalog.tables.port import Between, Condition, Equals, In, Outcome, Table, Unless
+from catalog.tables.port import Between, Condition, Engine, Equals, In, Outcome, Table, Unless, Version
 from catalog.tables.schema import SCHEMAS, definition
 from catalog.threads import start
 
@@ -186,6 +196,8 @@ class _LoadedTable:
         self.next_delete = 0.0
         self._options = dict(options)
         self._snapshot: Snapshot | None = None
+        self._earlier: Snapshot | None = None
+        """The earlier version that was last asked for."""
         self.reopen()
 
     @cached_property
@@ -214,11 +226,24 @@ class _LoadedTable:
             if not self._is_newest():
                 self._update()
             if self._snapshot is None or self._snapshot.version != self.delta.version():
-                self._snapshot = Snapshot(self.delta.version(), self._files())
+                self._snapshot = Snapshot(self.delta.version(), self._files(self.delta))
             return self._snapshot
 
-    def _files(self) -> pa.Table:
-        files = pa.table(self.delta.get_add_actions(flatten=True))
+    def snapshot_at(self, version: int) -> Snapshot:
+        """Return an earlier version."""
+        with self.mutex:
+            if self._earlier is None or self._earlier.version != version:
+                try:
+                    delta = DeltaTable(self.uri, version=version, storage_options=self._options)
+                except (DeltaError, OSError) as error:
+                    raise OutOfReachError(
+                        f"version {version} of {self.uri} cannot be read: {first_line(error)}", version=version
+                    ) from error
+                self._earlier = Snapshot(version, self._files(delta))
+            return self._earlier
+
+    def _files(self, delta: DeltaTable) -> pa.Table:
+        files = pa.table(delta.get_add_actions(flatten=True))
         # As they are called on the storage; the log has them as parts of an address, and encodes what it is given.
         paths = pa.array([unquote(path) for path in files.column("path").to_pylist()], pa.string())
         return files.set_column(files.column_names.index("path"), "path", paths)
@@ -269,6 +294,9 @@ class _Replacement:
 
 class NativeEngine:
     """Reaches one catalog's tables through delta-rs; safe to use from several threads."""
+
+    batch_chunks = 4
+    """A read costs little, and the next batch is loaded while this one is hashed."""
 
     def __init__(
         self,
@@ -378,22 +406,41 @@ class NativeEngine:
         self._tidy_sometimes(table)
         return outcomes
 
-    def scan(self, table: Table, where: Iterable[Condition], columns: Sequence[str]) -> pa.Table:
+    def scan(
+        self, table: Table, where: Iterable[Condition], columns: Sequence[str], *, version: int | None = None
+    ) -> pa.Table:
         """See Engine.scan."""
         conditions = list(where)
+        loaded = self._tables[table]
 
         def read() -> pa.Table:
-            snapshot = self._tables[table].refreshed()
+            snapshot = loaded.refreshed() if version is None else loaded.snapshot_at(version)
             return self._read(table, snapshot.select([conditions]), conditions, columns)
 
         try:
             return read()
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if version is not None:
+                problem = f"version {version} of {self.place} cannot be read any more: a data file of it is gone"
+                raise OutOfReachError(problem, version=version) from error
             log.info("a clean-up removed a file of the snapshot; the next snapshot does without it")
         try:
             return read()
         except FileNotFoundError as error:
             raise CorruptError(f"a data file of {self.place}, {table}, is gone: {first_line(error)}") from error
+
+    def versions(self) -> list[Version]:
+        """See Engine.versions."""
+        loaded = self._tables[Table.CHECKPOINTS]
+        with loaded.mutex:
+            loaded.refreshed()
+            found = [Version(one["version"], _instant(one["timestamp"])) for one in loaded.delta.history()]
+        return sorted(found, key=lambda one: one.number)
+
+    def spread(self, tasks: Sequence[bytes], work: Callable[[Engine, bytes], bytes]) -> Iterator[bytes]:
+        """See Engine.spread; the workers are threads of this process."""
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            yield from pool.map(partial(work, self), tasks)
 
     def delete(self, table: Table, where: Iterable[Condition]) -> int:
         """See Engine.delete; only files of which some rows stay are read whole, and written anew."""
@@ -425,6 +472,10 @@ class NativeEngine:
         with self._committing(table):
             if self._locks:
                 self._locks[table].settle()
+
+    def close(self) -> None:
+        """See Engine.close; it can be used on, then without work in the background."""
+        self._ahead.shutdown()
 
     # -- maintenance -----------------------------------------------------------------------------------------------
 
@@ -511,15 +562,15 @@ class NativeEngine:
         schema = SCHEMAS[table]
         where = [condition for condition in where if condition.column != "stream"]
         columns = [name for name in schema.names if name in {*names, *(one.column for one in where)} - {"stream"}]
+        expected = pa.schema([schema.field(name) for name in columns])
         try:
             with self._tables[table].open(path) as source, pq.ParquetFile(source, **_READING) as file:
                 groups = [one for one in range(file.num_row_groups) if _may_have(file.metadata.row_group(one), where)]
                 is_small = source.size() < SMALL_FILE
-                parts = [_read_group(file, group, columns, where, is_small=is_small) for group in groups]
+                parts = [_read_group(file, group, expected, where, is_small=is_small) for group in groups]
         except pa.ArrowInvalid as error:
             raise CorruptError(f"{path} of {self.place}, {table}, is damaged: {first_line(error)}") from error
-        expected = pa.schema([schema.field(name) for name in columns])
-        return pa.concat_tables([expected.empty_table(), *(part.cast(expected) for part in parts if part is not None)])
+        return pa.concat_tables([expected.empty_table(), *(part for part in parts if part is not None)])
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -670,19 +721,24 @@ def _compressible(data: pa.ChunkedArray) -> bool:
 
 
 def _read_group(
-    file: pq.ParquetFile, group: int, columns: list[str], where: _Where, *, is_small: bool
+    file: pq.ParquetFile, group: int, expected: pa.Schema, where: _Where, *, is_small: bool
 ) -> pa.Table | None:
     """Return the rows of a row group that meet every condition, if any; bytes are read only then."""
-    # Handing a few rows' columns to threads takes longer than reading them.
-    read = partial(file.read_row_group, group, use_threads=not is_small)
+
+    def read(names: Sequence[str]) -> pa.Table:
+        # Handing a few rows' columns to threads takes longer than reading them.
+        rows = file.read_row_group(group, columns=list(names), use_threads=not is_small)
+        # Other writers' files may have kinds of text and time that filters do not know.
+        return rows.select(names).cast(pa.schema([expected.field(name) for name in names]))
+
     asked = sorted({condition.column for condition in where})
     at_once = is_small or not where
-    rows = read(columns=columns if at_once else asked)
+    rows = read(expected.names if at_once else asked)
     numbers = pa.array(range(rows.num_rows))
     wanted = rows.select(asked).append_column("row", numbers).filter(_expression(where)).column("row")
     if not len(wanted):
         return None
-    rows = rows if at_once else read(columns=columns)
+    rows = rows if at_once else read(expected.names)
     # A selection is a copy, and most often all rows of a group are wanted.
     return rows if len(wanted) == rows.num_rows else rows.take(wanted)
 
@@ -770,6 +826,10 @@ def _statistics(rows: pa.Table) -> str:
             lowest[name], highest[name] = bounds["min"], bounds["max"]
     nulls = {name: rows.column(name).null_count for name in rows.column_names}
     return json.dumps({"numRecords": rows.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls})
+
+
+def _instant(timestamp_ms: int) -> datetime:
+    return datetime.fromtimestamp(timestamp_ms / 1000, UTC)
 
 
 def _now_ms() -> int:

@@ -6,10 +6,14 @@ a commit sees rows *added* to its stream after its snapshot, but not always rows
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum, StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from catalog.tables.names import Place
 
 
 class Table(StrEnum):
@@ -66,8 +70,21 @@ class Outcome(Enum):
     REFUSED = "refused"
 
 
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version of a table, and when it was committed."""
+
+    number: int
+    at: datetime
+
+
 class Engine(Protocol):
     """How the tables are reached; safe to use from several threads."""
+
+    place: "Place"
+    """Where the tables are."""
+    batch_chunks: int
+    """How many chunks of an artifact are best read at a time."""
 
     def append(self, table: Table, parts: Iterable[pa.Table]) -> None:
         """Add rows blindly, in one durable commit; parts are taken one by one, for a writer that can keep up."""
@@ -96,12 +113,21 @@ class Engine(Protocol):
             UnknownOutcomeError: the commit may or may not have happened.
         """
 
-    def scan(self, table: Table, where: Iterable[Condition], columns: Sequence[str]) -> pa.Table:
-        """Return these columns of the rows that meet every condition, as of now.
+    def scan(
+        self, table: Table, where: Iterable[Condition], columns: Sequence[str], *, version: int | None = None
+    ) -> pa.Table:
+        """Return these columns of the rows that meet every condition, as of now or of an earlier version.
 
         Raises:
-            CorruptError: a data file is damaged or gone, and the newest version still names it.
+            CorruptError: a data file is damaged or gone, and the version still names it.
+            OutOfReachError: the version cannot be read any more.
         """
+
+    def versions(self) -> list[Version]:
+        """Return the versions of `checkpoints` that the log still has, oldest first."""
+
+    def spread(self, tasks: Sequence[bytes], work: Callable[["Engine", bytes], bytes]) -> Iterator[bytes]:
+        """Run work(engine, task) where the workers are, and yield what it returns, in the order of the tasks."""
 
     def delete(self, table: Table, where: Iterable[Condition]) -> int:
         """Delete the rows that meet every condition, in one durable commit, and return how many."""
@@ -111,3 +137,6 @@ class Engine(Protocol):
 
     def maintain(self) -> None:
         """Keep the tables small and quick: merge small files, shorten logs, delete what no readable version needs."""
+
+    def close(self) -> None:
+        """Wait for work that goes on in the background, such as loading what was just committed."""

@@ -60,11 +60,16 @@ class Definition:
         return int(days)
 
 
+def sql_file(folder: str, name: str) -> str:
+    """Return the text of a file of sql/."""
+    packaged = files("catalog") / "_sql" / folder / f"{name}.sql"
+    source = Path(__file__).parents[2] / "sql" / folder / f"{name}.sql"
+    return packaged.read_text("utf-8") if packaged.is_file() else source.read_text("utf-8")
+
+
 def create_statement(table: Table, quoted_name: str) -> str:
     """Return the CREATE TABLE statement of sql/tables for a table; a name is the only thing it takes."""
-    packaged = files("catalog") / "_sql" / "tables" / f"{table}.sql"
-    source = Path(__file__).parents[2] / "sql" / "tables" / f"{table}.sql"
-    text = packaged.read_text("utf-8") if packaged.is_file() else source.read_text("utf-8")
+    text = sql_file("tables", table)
     return text.replace("{format}", str(FORMAT_VERSION)).replace("{table}", quoted_name)
 
 

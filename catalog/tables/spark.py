@@ -5,7 +5,7 @@ It never stops or reconfigures the session it was given.
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, reduce
 from pathlib import Path
@@ -17,13 +17,21 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from catalog.errors import CatalogError, CorruptError, InvalidInputError, NotACatalogError, ReadOnlyError, SessionError
+from catalog.errors import (
+    CatalogError,
+    CorruptError,
+    InvalidInputError,
+    NotACatalogError,
+    OutOfReachError,
+    ReadOnlyError,
+    SessionError,
+)
 from catalog.session import has_delta
 from catalog.tables.commits import JUDGED_BY, Again, Commits, first_line, judge
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
-from catalog.tables.names import Place, TableName
+from catalog.tables.names import Place, TableName, path_place
 from catalog.tables.opening import check_format, created, creating, no_catalog
-from catalog.tables.port import Between, Condition, Equals, In, Outcome, Table, Unless
+from catalog.tables.port import Between, Condition, Engine, Equals, In, Outcome, Table, Unless, Version
 from catalog.tables.schema import SCHEMAS, create_statement
 
 log = logging.getLogger(__name__)
@@ -33,11 +41,16 @@ CONFLICT_ATTEMPTS = 12
 _ONE_FILE_BYTES = 8 << 20
 _SINGLE_WRITER_SCHEMES = ("s3:", "s3a:", "s3n:")
 _CONFLICTS = ("DELTA_CONCURRENT_", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
+_GONE = ("DELTA_VERSION_NOT_FOUND", "DELTA_UNSUPPORTED_TIME_TRAVEL", "DELTA_FILE_NOT_FOUND", "DELTA_CANNOT_TIME_TRAVEL")
+_TASKS_AT_ONCE = 32
 _SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 
 
 class SparkEngine:
     """Reaches one catalog's tables through a Spark session."""
+
+    batch_chunks = 16
+    """Every read is a job: the fewer the better."""
 
     def __init__(
         self,
@@ -47,6 +60,7 @@ class SparkEngine:
         single_writer: bool = False,
         durable: bool = True,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
+        worker_options: Mapping[str, str] | None = None,
     ) -> None:
         """Open an existing catalog.
 
@@ -56,6 +70,7 @@ class SparkEngine:
             single_writer: the caller promises that no other process writes; needed to write on S3.
             durable: on a local disk, fsync every commit before it is acknowledged.
             lock_timeout_s: on a local disk, how long a commit waits for other processes' commits.
+            worker_options: deltalake's storage options, for what executors read by themselves (validation).
 
         Raises:
             NotACatalogError: there is no catalog at that place.
@@ -66,6 +81,8 @@ class SparkEngine:
         self._commits = Commits(_is_conflict, _is_unknown, attempts=CONFLICT_ATTEMPTS, first_wait_s=0.1)
         self._names = {table: place.table(table).sql for table in Table}
         location = _catalog_location(spark, place)
+        self._root = location.rpartition("/")[0].replace("s3a://", "s3://").replace("s3n://", "s3://")
+        self._worker_options = dict(worker_options or {})
         self._read_only = location.startswith(_SINGLE_WRITER_SCHEMES) and not single_writer
         self._locks: dict[Table, CommitLock] = {}
         if location.startswith(("file:", "/")):
@@ -140,12 +157,14 @@ class SparkEngine:
 
         return self._committed(attempt, f"the insert into checkpoints of stream {stream!r}")
 
-    def scan(self, table: Table, where: Iterable[Condition], columns: Sequence[str]) -> pa.Table:
+    def scan(
+        self, table: Table, where: Iterable[Condition], columns: Sequence[str], *, version: int | None = None
+    ) -> pa.Table:
         """See Engine.scan."""
         conditions = [_column(condition) for condition in where]
 
         def read() -> pa.Table:
-            frame = self.spark.table(self._names[table])
+            frame = self.spark.sql(f"SELECT * FROM {self.relation(table, version)}")
             if conditions:
                 frame = frame.where(reduce(lambda left, right: left & right, conditions))
             return frame.select(*columns).toArrow()
@@ -153,14 +172,47 @@ class SparkEngine:
         try:
             return read()
         except (PySparkException, Py4JError) as error:
-            if "FAILED_READ_FILE" not in str(error):
-                raise
+            self._explain_unread(error, version)
         try:
             return read()  # a clean-up removed a file of the snapshot; the next snapshot does without it
         except (PySparkException, Py4JError) as error:
-            if "FAILED_READ_FILE" not in str(error):
-                raise
+            self._explain_unread(error, version)
             raise CorruptError(f"a data file of {self.place}, {table}, cannot be read: {first_line(error)}") from error
+
+    def _explain_unread(self, error: Exception, version: int | None) -> None:
+        """Raise what a failed read means, unless it is a data file that is gone or damaged."""
+        if version is not None and any(mark in str(error) for mark in (*_GONE, "FAILED_READ_FILE")):
+            raise OutOfReachError(
+                f"version {version} of {self.place} cannot be read any more: {first_line(error)}", version=version
+            ) from error
+        if "FAILED_READ_FILE" not in str(error):
+            raise error
+
+    def relation(self, table: Table, version: int | None = None) -> str:
+        """Return how a table, or an earlier version of it, is named in SQL."""
+        return self._names[table] if version is None else f"{self._names[table]} VERSION AS OF {version:d}"
+
+    def versions(self) -> list[Version]:
+        """See Engine.versions."""
+        history = self.spark.sql(f"DESCRIBE HISTORY {self._names[Table.CHECKPOINTS]}").select("version", "timestamp")
+        rows = history.toArrow().to_pylist()
+        return sorted((Version(row["version"], row["timestamp"]) for row in rows), key=lambda one: one.number)
+
+    def spread(self, tasks: Sequence[bytes], work: Callable[[Engine, bytes], bytes]) -> Iterator[bytes]:
+        """See Engine.spread; executors reach the tables through the native engine, which must be installed there."""
+        root, options = self._root, tuple(self._worker_options.items())
+
+        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for number, task in zip(*(batch.column(name).to_pylist() for name in ("number", "task")), strict=True):
+                    done = work(worker_engine(root, options), task)
+                    yield pa.RecordBatch.from_pydict({"number": pa.array([number], pa.int32()), "task": [done]})
+
+        for first in range(0, len(tasks), _TASKS_AT_ONCE):
+            some = [(number, bytearray(task)) for number, task in enumerate(tasks[first : first + _TASKS_AT_ONCE])]
+            frame = self.spark.createDataFrame(some, "number INT, task BINARY").repartition(len(some))
+            results = frame.mapInArrow(run, "number INT, task BINARY").toArrow().to_pylist()
+            yield from (row["task"] for row in sorted(results, key=lambda row: row["number"]))
 
     def delete(self, table: Table, where: Iterable[Condition]) -> int:
         """See Engine.delete."""
@@ -183,6 +235,9 @@ class SparkEngine:
         raise InvalidInputError(
             f"{self.place} is maintained without Spark, beside its writers: CheckpointCatalog.native(path).maintain()"
         )
+
+    def close(self) -> None:
+        """See Engine.close; there is none, and the session is the caller's."""
 
     def _append(self, table: Table, frame: DataFrame) -> None:
         def attempt() -> None:
@@ -231,6 +286,14 @@ class SparkEngine:
             return self._commits.run(attempt, what)
         except AnalysisException as error:
             raise CatalogError(f"{what} was refused by Spark: {first_line(error)}") from error
+
+
+@cache
+def worker_engine(root: str, options: tuple[tuple[str, str], ...]) -> Engine:
+    """Return the engine with which an executor's process reaches the tables."""
+    from catalog.tables.native import NativeEngine
+
+    return NativeEngine(path_place(root), storage_options=dict(options), maintain_every=0)
 
 
 def _is_conflict(error: BaseException) -> bool:

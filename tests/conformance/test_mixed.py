@@ -6,6 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from catalog import CheckpointCatalog
+from catalog.tables.native import NativeEngine
 from catalog.testing import CheckpointerSuite, CheckpointStateStoreSuite, CheckpointStoreSuite
 from catalog.testing.native import NativeHarness
 from catalog.testing.spark import SparkHarness
@@ -14,11 +15,13 @@ from catalog.testing.spark import SparkHarness
 class Alternating:
     """Two real engines on the same tables, taking turns call by call."""
 
+    batch_chunks = NativeEngine.batch_chunks
+
     def __init__(self, *engines):
         self._engines = cycle(engines)
 
     def __getattr__(self, name):
-        return lambda *arguments: getattr(next(self._engines), name)(*arguments)
+        return lambda *arguments, **options: getattr(next(self._engines), name)(*arguments, **options)
 
 
 def mixed_harness(spark: SparkSession, folder, made_by: str):

@@ -243,12 +243,15 @@ def test_rule_10_of_two_orphans_of_one_id_the_second_is_not_abandoned_on_top_of_
 
 def test_rule_12_a_reader_whose_checkpoint_is_purged_under_it_is_told_so(world):
     world.save(1, 2, state=b"bytes")
+    purged = threading.Event()
 
     def gone():
         world.purge(1)
         world.store.cleanup_orphans(NOW)
+        purged.set()
 
     world.engine.after["scan", Table.CHECKPOINTS] = gone
+    world.engine.before["scan", Table.ARTIFACTS] = lambda: purged.wait(timeout=60)
     with pytest.raises(PurgedError):
         world.slow_store.load_state_data(1)
 

@@ -304,6 +304,8 @@ def test_recovery_falls_back_from_a_damaged_data_file_and_other_streams_are_tidi
         store.load_state_data(2)
     report = store.recover_latest_validated()
     assert report.chosen_id == 1
+    found = catalog.validate(["s"]).results
+    assert [(one.checkpoint_id, one.issues[0].rule) for _, one in found] == [(2, "state_unreadable")]
     assert store.load_state_data(1) == b"good"
 
     for number in range(3, 10):
@@ -335,3 +337,13 @@ def test_settling_puts_a_killed_writers_last_commit_on_the_disk(tmp_path, monkey
     CheckpointCatalog.native(tmp_path / "catalog").engine.settle(Table.CHECKPOINTS)
     (data,) = table.glob("*.parquet")
     assert {data, log_entry(table, 1), table, table / "_delta_log"} <= set(synced)
+
+
+def test_files_that_deltalake_rewrote_with_its_own_kinds_of_text_are_read(tmp_path):
+    catalog = new_catalog(tmp_path, maintain_every=0)
+    save(catalog.store("s"), times=3)
+    table = DeltaTable(str(tmp_path / "catalog" / Table.CHECKPOINTS))
+    table.update(updates={"reason": "'touched'"}, predicate="stream = 's'")
+    assert catalog.store("s").list_ids() == [1, 2, 3]
+    assert catalog.validate(["s"]).results == ()
+    assert catalog.recover("s").chosen_id == 3

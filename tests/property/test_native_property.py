@@ -90,3 +90,4 @@ def test_scan_and_delete_take_exactly_the_rows_that_meet_every_condition(files, 
             rest = [row for row in written if not all(meets(row, condition) for condition in where)]
             found = engine.scan(Table.ARTIFACTS, [], [*columns, "data"]).to_pylist()
             assert plain(found, [*columns, "data"]) == plain(rest, [*columns, "data"])
+        engine.close()

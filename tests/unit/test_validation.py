@@ -55,7 +55,7 @@ def test_an_integrity_failure(fields, rule, says):
         ({"version": 0}, "version_zero", "version is 0"),
         ({"timestamp_ms": 0}, "timestamp_zero", "timestamp_ms is 0"),
         ({"vnode_count": 0}, "vnode_count_legacy", "vnode_count is 0"),
-        ({"vnode_count": 255}, "vnode_count_mismatch", "255, this store expects 256"),
+        ({"vnode_count": 255}, "vnode_count_mismatch", "255, 256 is expected"),
         ({"sink_epochs": {"a": 1}, "sink_commit_statuses": {"b": "Committed"}}, "sink_without_status", "'a'"),
         ({"source_offsets": {"a": CONNECTOR}, "source_names": ["b"]}, "source_unknown", "'a'"),
     ],

@@ -1,0 +1,81 @@
+"""A copy of a catalog, or of one moment of it, in another catalog: rows as they were, bytes verified on the way.
+
+`checkpoints` is read first, `artifacts` after. A stream appears in the copy by one commit, after all its bytes.
+Borrowed chunks become the copy's own bytes, so that nothing depends on what was left behind.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from catalog import artifacts
+from catalog.errors import CheckpointExistsError
+from catalog.lifecycle import Checkpoint
+from catalog.protocol import Stream
+from catalog.tables.port import Equals, Outcome, Table
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedStream:
+    """What was copied of a stream."""
+
+    stream: str
+    checkpoints: int
+    """Live or in the trash."""
+    bytes: int
+
+
+def copy_stream(source: Stream, target: Stream) -> CopiedStream:
+    """Copy a stream's checkpoints with all revisions, and the bytes of those that are live or in the trash.
+
+    Args:
+        source: the stream, as it is now or was at a moment.
+        target: the stream of the same name in the other catalog, which must not have any row.
+
+    Raises:
+        CheckpointExistsError: the target has rows already.
+        CorruptError: bytes are not what was saved; nothing appears in the copy.
+        PurgedError: bytes have been purged since that moment.
+    """
+    revisions = source.revisions()
+    history = source.history(manifests=True)
+    if target.all_keys():
+        raise CheckpointExistsError(
+            f"the other catalog already has checkpoints of stream {source.label!r}: copy into a new catalog",
+            stream=source.label,
+        )
+    kept = [one for one in history.values() if one.unpurged]
+    size = sum(_copy_artifacts(source, target, one) for one in kept)
+    for outcome in target.insert(revisions):
+        if outcome is not Outcome.INSERTED:
+            raise CheckpointExistsError(f"somebody else wrote stream {source.label!r} into the other catalog meanwhile")
+    return CopiedStream(source.label, len(kept), size)
+
+
+def _copy_artifacts(source: Stream, target: Stream, checkpoint: Checkpoint) -> int:
+    """Copy the artifacts of a checkpoint under the same attempt, and return their size."""
+    attempt = checkpoint.origin.attempt if checkpoint.origin else None
+    if attempt is None:
+        return 0
+    of_attempt = [Equals("checkpoint_key", checkpoint.key), Equals("attempt", attempt)]
+    rows = artifacts.facts(source.engine, source.stream, of_attempt)
+    return sum(_copy_artifact(source, target, checkpoint, path, rows) for path in sorted({row["path"] for row in rows}))
+
+
+def _copy_artifact(
+    source: Stream, target: Stream, checkpoint: Checkpoint, path: str, facts: Sequence[dict[str, Any]]
+) -> int:
+    by_number = {row["chunk_no"]: row for row in facts if row["path"] == path}
+    size = 0
+    batch: list[dict[str, Any]] = []
+    for number, chunk in zip(count(), source.stream_chunks(checkpoint.key, path, from_trash=True), strict=False):
+        own = {**by_number[number], "held_key": None, "held_attempt": None, "via": None}
+        batch.append({**own, "data": chunk})
+        size += len(chunk)
+        if len(batch) == artifacts.BATCH_CHUNKS:
+            target.engine.append(Table.ARTIFACTS, [artifacts.as_table(batch)])
+            batch = []
+    if batch:
+        target.engine.append(Table.ARTIFACTS, [artifacts.as_table(batch)])
+    return size

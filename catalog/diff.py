@@ -1,0 +1,145 @@
+"""What changed between two checkpoints of a stream. Pure: manifests and chunk hashes in, differences out."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from catalog.artifacts import Kept
+from catalog.manifest import CheckpointManifest, CheckpointManifestV2, Manifest, Positions
+from catalog.state import CheckpointState
+
+What = Literal["added", "removed", "changed", "same"]
+
+
+@dataclass(frozen=True, slots=True)
+class PartChange:
+    """What became of one operator partition's state, or of the sidecar state."""
+
+    operator: str | None
+    """None for the sidecar."""
+    partition: int | None
+    what: What
+    bytes_before: int
+    bytes_after: int
+    changed_bytes: int
+    """In chunks that were not there before."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionMove:
+    """A source that stands elsewhere."""
+
+    source: str
+    position: str
+    before: str | None
+    after: str | None
+
+    @property
+    def moved_by(self) -> int | None:
+        """By how much, if both are numbers."""
+        try:
+            return int(self.after or "") - int(self.before or "")
+        except ValueError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDiff:
+    """The differences between two checkpoints."""
+
+    before_id: int | str
+    after_id: int | str
+    parts: tuple[PartChange, ...]
+    """Every operator partition of either, those that are the same included."""
+    positions: tuple[PositionMove, ...]
+    """Only what moved."""
+
+    @property
+    def changed_bytes(self) -> int:
+        """Bytes in chunks that were not there before."""
+        return sum(part.changed_bytes for part in self.parts)
+
+    def explain(self) -> str:
+        """Return the differences as text for people."""
+        lines = [
+            f"{part.what}: {_name(part)}: {part.bytes_before} -> {part.bytes_after} bytes, {part.changed_bytes} changed"
+            for part in self.parts
+            if part.what != "same"
+        ]
+        same = sum(part.what == "same" for part in self.parts)
+        if same:
+            lines.append(f"same: {same} other{'s' if same > 1 else ''}")
+        for move in self.positions:
+            by = f" ({move.moved_by:+d})" if move.moved_by is not None else ""
+            where = f"{move.source}/{move.position}" if move.position else move.source
+            lines.append(f"moved: {where}: {move.before} -> {move.after}{by}")
+        return "\n".join(lines or [f"{self.before_id} and {self.after_id} hold the same"])
+
+
+def _name(part: PartChange) -> str:
+    if part.operator is None:
+        return "state"
+    return part.operator if part.partition is None else f"{part.operator} partition {part.partition}"
+
+
+Chunks = tuple[tuple[int, str], ...]
+"""Size and hash of each chunk, in order."""
+Contents = Mapping[tuple[str | None, int | None], Chunks]
+"""What each part of a state consists of."""
+
+
+def contents(manifest: Manifest, kept: Mapping[str, Kept], state: CheckpointState | None = None) -> Contents:
+    """Return the parts of a checkpoint's state.
+
+    Args:
+        manifest: its manifest.
+        kept: its artifacts by path.
+        state: the state itself, where the manifest does not tell its operators (state-v1).
+    """
+    found: dict[tuple[str | None, int | None], Chunks] = {}
+    if isinstance(manifest, CheckpointManifestV2):
+        for operator, entry in manifest.entries():
+            part = operator, entry.partition_id
+            # A partition may have a snapshot and deltas on top of it.
+            more = kept[entry.path].chunks if entry.path in kept else ((entry.size_bytes, entry.sha256 or ""),)
+            found[part] = (*found.get(part, ()), *more)
+    elif isinstance(manifest, CheckpointManifest):
+        for name, inline in manifest.operator_states.items():
+            data = inline.inline_state(name)
+            if data is not None:
+                found[name, None] = (_chunk(data),)
+        if manifest.STATE_PATH in kept:
+            found[None, None] = kept[manifest.STATE_PATH].chunks
+    elif state is not None:
+        found = {(name, None): (_chunk(data),) for name, data in state.operator_states.items()}
+    return found
+
+
+def _chunk(data: bytes) -> tuple[int, str]:
+    return len(data), hashlib.sha256(data).hexdigest()
+
+
+def compare(
+    ids: tuple[int | str, int | str], parts: tuple[Contents, Contents], positions: tuple[Positions, Positions]
+) -> CheckpointDiff:
+    """Return what differs between a checkpoint and a later one."""
+    both = sorted({*parts[0], *parts[1]}, key=str)
+    changes = [_change(part, parts[0].get(part), parts[1].get(part)) for part in both]
+    moves = [
+        PositionMove(*at, positions[0].get(at), positions[1].get(at))
+        for at in sorted({*positions[0], *positions[1]})
+        if positions[0].get(at) != positions[1].get(at)
+    ]
+    return CheckpointDiff(*ids, tuple(changes), tuple(moves))
+
+
+def _change(part: tuple[str | None, int | None], before: Chunks | None, after: Chunks | None) -> PartChange:
+    sizes = [sum(size for size, _ in chunks or ()) for chunks in (before, after)]
+    if before is None or after is None:
+        what: What = "added" if before is None else "removed"
+    else:
+        what = "same" if before == after else "changed"
+    there = {sha for _, sha in before or ()}
+    new = {sha: size for size, sha in after or () if sha not in there}
+    return PartChange(part[0], part[1], what, sizes[0], sizes[1], sum(new.values()))

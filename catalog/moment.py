@@ -1,0 +1,105 @@
+"""A catalog as it was: an engine that reads `checkpoints` at one moment, and writes nothing.
+
+Bytes never change, so they are read as they are now; what was purged since is told as such.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from catalog.errors import InvalidInputError, OutOfReachError, ReadOnlyError
+from catalog.tables.port import Condition, Engine, Table, Version
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment of a catalog."""
+
+    at: datetime
+    version: int | None
+    """The version of `checkpoints`; None if the log does not reach that far, and rows tell what was there."""
+
+    def __str__(self) -> str:
+        if self.version is None:
+            return f"{self.at:%Y-%m-%d %H:%M:%S.%f} UTC, told by rows: the log does not reach that far"
+        return f"version {self.version}, of {self.at:%Y-%m-%d %H:%M:%S.%f} UTC"
+
+
+def find(engine: Engine, version: int | None, timestamp: datetime | None, now: datetime) -> Moment:
+    """Return the moment that is meant.
+
+    Raises:
+        OutOfReachError: there is no such version any more, or not yet; it says what is there.
+    """
+    if (version is None) == (timestamp is None):
+        raise InvalidInputError("as_of takes either a version or a timestamp")
+    known = engine.versions()
+    first, last = known[0], known[-1]
+    reach = " to ".join(f"{one.number} ({one.at:%Y-%m-%d %H:%M:%S} UTC)" for one in (first, last))
+    reach = f"versions {reach}"
+    if version is not None:
+        if isinstance(version, bool) or not isinstance(version, int):
+            raise InvalidInputError(f"a version is an integer, not {version!r}")
+        found = next((one for one in known if one.number == version), None)
+        if found is None:
+            raise OutOfReachError(f"version {version} cannot be read; reachable are {reach}", version=version)
+        return Moment(found.at, version)
+    assert timestamp is not None
+    if not isinstance(timestamp, datetime) or timestamp.utcoffset() is None:
+        raise InvalidInputError(f"a timestamp is a datetime with a time zone, not {timestamp!r}")
+    if timestamp > max(now, last.at):
+        raise OutOfReachError(f"{timestamp} has not come yet; reachable are {reach}", timestamp=timestamp)
+    newest = max((one for one in known if one.at <= timestamp), key=lambda one: one.number, default=None)
+    if newest is None and first.number == 0:
+        raise OutOfReachError(f"the catalog was made after {timestamp}; reachable are {reach}", timestamp=timestamp)
+    return Moment(timestamp, newest.number if newest else None)
+
+
+class MomentEngine:
+    """Reads `checkpoints` as they were at a moment, and the other tables as they are; commits nothing."""
+
+    def __init__(self, current: Engine, moment: Moment) -> None:
+        """Make it.
+
+        Args:
+            current: the tables as they are now.
+            moment: when.
+        """
+        self.current = current
+        self.moment = moment
+        self.batch_chunks = current.batch_chunks
+        self.place = current.place
+
+    def scan(
+        self, table: Table, where: Iterable[Condition], columns: Sequence[str], *, version: int | None = None
+    ) -> pa.Table:
+        """See Engine.scan; a version that is asked for is another moment."""
+        if table is not Table.CHECKPOINTS or version is not None:
+            return self.current.scan(table, where, columns, version=version)
+        if self.moment.version is not None:
+            return self.current.scan(table, where, columns, version=self.moment.version)
+        rows = self.current.scan(table, where, list(dict.fromkeys([*columns, "at"])))
+        return rows.filter(pc.field("at") <= pa.scalar(self.moment.at, rows.schema.field("at").type)).select(columns)
+
+    def versions(self) -> list[Version]:
+        """See Engine.versions; up to this moment."""
+        return [one for one in self.current.versions() if one.at <= self.moment.at]
+
+    def spread(self, tasks: Sequence[bytes], work: Callable[[Engine, bytes], bytes]) -> Iterator[bytes]:
+        """See Engine.spread; here, because workers would see the present."""
+        return (work(self, task) for task in tasks)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ReadOnlyError(
+            f"this is the catalog as of {self.moment}, which cannot change: undo on the catalog itself, checkpoint by "
+            "checkpoint, or copy the moment into a new catalog"
+        )
+
+    append = append_made = insert_unless = delete = settle = maintain = _refuse
+
+    def close(self) -> None:
+        """See Engine.close."""

@@ -1,0 +1,169 @@
+"""Getting back to a good state: find the checkpoint, and hand its state out verified, or write it into a folder."""
+
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+from catalog import chains, recovery
+from catalog.errors import CatalogError, InvalidInputError
+from catalog.lifecycle import Checkpoint, History
+from catalog.manifest import CheckpointManifestV2, Manifest, Positions, parse_any, parse_stored
+from catalog.protocol import Stream
+from catalog.recovery import RecoveryReport, Requirement
+from catalog.validation import ValidationResult, failure, needed_paths
+from catalog.verify import Depth, Verifier
+
+MANIFEST_FILE = "manifest.json"
+RESTORE_FILE = "restore.json"
+
+
+class Manifests:
+    """The manifests of a stream's checkpoints, read newest first as they are asked for, in growing batches."""
+
+    def __init__(self, stream: Stream, history: History) -> None:
+        self._stream = stream
+        self._waiting = [key for key in sorted(history, reverse=True) if history[key].live]
+        self._loaded: dict[str, Checkpoint] = {}
+
+    def positions(self, checkpoint: Checkpoint) -> Positions:
+        """Return where a checkpoint's sources stand; nowhere if its manifest cannot be read."""
+        if checkpoint.key not in self._loaded:
+            wanted = self._waiting[self._waiting.index(checkpoint.key) :][: 2 * len(self._loaded) or 1]
+            self._loaded |= self._stream.history(wanted, manifests=True)
+        found = self._loaded.get(checkpoint.key)
+        try:
+            return parse_any(found, self._stream.label).positions() if found else {}
+        except CatalogError:
+            return {}
+
+
+def recover(
+    stream: Stream,
+    *,
+    allow_pending: bool = False,
+    lenient: bool = False,
+    require: Sequence[Requirement] = (),
+    history: History | None = None,
+    vnode_count: int | None = None,
+) -> RecoveryReport:
+    """Return the newest checkpoint that is eligible and valid, reading only what has to be read to know.
+
+    Args:
+        stream: the stream.
+        allow_pending: also take one whose sinks are pending or failed.
+        lenient: also take one whose state is missing; the report says so.
+        require: what it has to meet besides.
+        history: the stream's checkpoints, if they are known already.
+        vnode_count: what manifests are expected to have; another one is a warning.
+    """
+    verifier = Verifier(stream, vnode_count=vnode_count)
+
+    def validate(checkpoint: Checkpoint) -> ValidationResult:
+        result = verifier.check(checkpoint.key, Depth.HASHES, along_chain=True)
+        gone = failure("manifest_missing", "it was deleted meanwhile")
+        return result or ValidationResult(checkpoint.id, (gone,))
+
+    began = time.monotonic()
+    known = stream.history() if history is None else history
+    report = recovery.recover(
+        known, validate, stream.clock, allow_pending=allow_pending, lenient=lenient, require=require
+    )
+    # A catalog's clock may stand still, as that of a moment does.
+    return replace(report, elapsed=timedelta(seconds=time.monotonic() - began))
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """One artifact of a restored state."""
+
+    path: str
+    """Its name."""
+    key: str
+    """The checkpoint that it belongs to: this one, or one that its deltas stand on."""
+    operator: str | None
+    partition: int | None
+    is_delta: bool
+
+
+def parts(stream: Stream, key: str) -> tuple[Manifest, str, list[StatePart]]:
+    """Return a live checkpoint's manifest, its text, and the artifacts to restore from, in the order to apply them."""
+    checkpoint = stream.require_live(key, stream.find(key))
+    manifest = parse_any(checkpoint, stream.label)
+    text = (checkpoint.content and checkpoint.content.manifest) or ""
+    if not isinstance(manifest, CheckpointManifestV2):
+        paths = sorted(needed_paths(checkpoint, manifest))
+        return manifest, text, [StatePart(path, key, None, None, False) for path in paths]
+    line = [key]
+    if manifest.stands_on_parent:
+        line += chains.ancestors(stream.history(), key)
+    history = stream.history(line, manifests=True)
+    found = []
+    for operator, partition in sorted({(name, entry.partition_id) for name, entry in manifest.entries()}):
+        for at, entry in chains.links(
+            line, history, lambda one: parse_stored(CheckpointManifestV2, one, stream.label), operator, partition
+        ):
+            found.append(StatePart(entry.path, at, operator, partition, entry.is_delta))
+    return manifest, text, found
+
+
+def open_part(stream: Stream, part: StatePart) -> Iterator[bytes]:
+    """Yield the verified chunks of an artifact."""
+    for chunk in stream.stream_chunks(part.key, part.path, from_trash=True):
+        yield bytes(chunk)
+
+
+def materialize(stream: Stream, key: str, folder: str | os.PathLike[str]) -> Path:
+    """Write a checkpoint's state into a new folder, verified, all of it or nothing; see CheckpointCatalog."""
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InvalidInputError(f"{target} is there already: pass a new or empty folder")
+    manifest, text, found = parts(stream, key)
+    beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        beside.mkdir(parents=True)
+        (beside / MANIFEST_FILE).write_text(text, "utf-8")
+        files = []
+        for number, part in enumerate(found):
+            file = beside / "artifacts" / _file_name(number, part)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("wb") as out:
+                for chunk in open_part(stream, part):
+                    out.write(chunk)
+                out.flush()
+                os.fsync(out.fileno())
+            files.append(
+                {
+                    "file": str(file.relative_to(beside)),
+                    "bytes": file.stat().st_size,
+                    "path": part.path,
+                    "checkpoint_key": part.key,
+                    "operator": part.operator,
+                    "partition": part.partition,
+                    "is_delta": part.is_delta,
+                }
+            )
+        about = {"stream": stream.label, "checkpoint_key": manifest.key, "apply_in_this_order": files}
+        (beside / RESTORE_FILE).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        with suppress(FileNotFoundError):
+            target.rmdir()
+        beside.rename(target)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    return target
+
+
+def _file_name(number: int, part: StatePart) -> str:
+    """Return a file's name that sorts in the order to apply, whatever an operator is called."""
+    if part.operator is None:
+        return part.path
+    operator = re.sub(r"[^A-Za-z0-9_-]+", "_", part.operator)[:60]
+    return f"{number:05d}-{operator}-{part.partition}.{'delta' if part.is_delta else 'snap'}"

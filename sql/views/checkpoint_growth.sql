@@ -1,0 +1,41 @@
+-- Grain: one row per live checkpoint and operator; a sidecar state counts as the operator '(state)'.
+-- Sources: artifact_inventory. Run by: people who ask what grows.
+-- Columns:
+--   stream: the producer
+--   checkpoint_id: the id as people see it, an integer or a UUIDv7
+--   checkpoint_key: the id as text that sorts by age
+--   operator: the operator, or '(state)'
+--   partitions: how many of its partitions have an artifact
+--   bytes: size of its artifacts
+--   new_bytes: of these, what was written for this checkpoint
+--   previous_id: the live checkpoint before that has something of this operator
+--   previous_bytes: its size there
+--   growth_bytes: how much it grew since
+--   growth_ratio: how many times as large it is now
+WITH sizes AS (
+  SELECT
+    stream,
+    checkpoint_id,
+    checkpoint_key,
+    coalesce(operator, '(state)') AS operator,
+    count(DISTINCT partition) AS partitions,
+    sum(bytes) AS bytes,
+    sum(new_bytes) AS new_bytes
+  FROM {artifact_inventory}
+  WHERE status IN ('committed', 'prepared')
+  GROUP BY ALL
+)
+SELECT
+  stream,
+  checkpoint_id,
+  checkpoint_key,
+  operator,
+  partitions,
+  bytes,
+  new_bytes,
+  lag(checkpoint_id) OVER by_age AS previous_id,
+  lag(bytes) OVER by_age AS previous_bytes,
+  bytes - lag(bytes) OVER by_age AS growth_bytes,
+  try_divide(CAST(bytes AS DOUBLE), lag(bytes) OVER by_age) AS growth_ratio
+FROM sizes
+WINDOW by_age AS (PARTITION BY stream, operator ORDER BY checkpoint_key)

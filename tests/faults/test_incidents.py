@@ -1,0 +1,171 @@
+"""Public incidents of checkpoint stores, each kept as a test: what went wrong elsewhere does not go wrong here."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from catalog import (
+    AbandonedError,
+    CheckpointCatalog,
+    CheckpointInUseError,
+    CheckpointManifest,
+    CheckpointManifestV2,
+    CorruptError,
+    artifact_path,
+    keys,
+    new_uuid7,
+)
+from catalog.tables.port import Table
+from catalog.testing.native import NativeHarness
+
+NOW = timedelta(0)
+
+
+@pytest.fixture
+def harness(tmp_path):
+    return NativeHarness(tmp_path / "catalog")
+
+
+@pytest.fixture
+def store(harness):
+    store = harness.catalog.store("s")
+    for number in (1, 2):
+        store.save_with_state(CheckpointManifest.new(number, epoch=number), f"state {number}".encode())
+    return store
+
+
+def save(store, number, state=b"state"):
+    store.save_with_state(CheckpointManifest.new(number, epoch=number), state)
+
+
+def failing(engine, monkeypatch, name, error, *, for_table=None):
+    real = getattr(engine, name)
+
+    def call(*arguments, **rest):
+        if for_table is None or arguments[0] is for_table:
+            raise error
+        return real(*arguments, **rest)
+
+    monkeypatch.setattr(engine, name, call)
+
+
+def test_the_pointer_moved_before_the_data_was_durable(harness, store, monkeypatch):
+    order = []
+    for name in ("append", "insert_unless"):
+        real = getattr(harness.catalog.engine, name)
+        monkeypatch.setattr(
+            harness.catalog.engine, name, lambda *a, real=real, name=name, **k: (order.append(name), real(*a, **k))[1]
+        )
+    save(store, 3)
+    assert order == ["append", "insert_unless"]
+
+
+def test_a_quota_error_leaves_the_pointer_where_it_was_and_the_next_save_works(harness, store, monkeypatch):
+    with monkeypatch.context() as patch:
+        failing(harness.catalog.engine, patch, "append", OSError(28, "No space left on device"))
+        with pytest.raises(OSError, match="No space left"):
+            save(store, 3)
+    assert store.load_latest().checkpoint_id == 2
+    save(store, 3)
+    assert store.load_latest().checkpoint_id == 3
+
+
+def test_latest_is_not_cached_from_a_save_whose_commit_failed(harness, store, monkeypatch):
+    with monkeypatch.context() as patch:
+        failing(harness.catalog.engine, patch, "insert_unless", OSError(5, "Input/output error"))
+        with pytest.raises(OSError, match="Input/output"):
+            save(store, 3)
+    assert store.load_latest().checkpoint_id == 2
+    assert store.recover_latest_validated().chosen_id == 2
+
+
+def test_the_highest_id_is_not_taken_while_it_is_half_written(store):
+    store.save_state_data(9, b"only the bytes")
+    assert store.load_latest().checkpoint_id == 2
+    assert store.recover_latest_validated().chosen_id == 2
+
+
+def test_zero_byte_files_after_a_power_cut_are_passed_over(store, tmp_path):
+    before = set((tmp_path / "catalog" / Table.ARTIFACTS).glob("*.parquet"))
+    save(store, 3)
+    (newest,) = set((tmp_path / "catalog" / Table.ARTIFACTS).glob("*.parquet")) - before
+    newest.write_bytes(b"")
+    report = CheckpointCatalog.native(tmp_path / "catalog").recover("s")
+    assert report.chosen_id == 2
+    with pytest.raises(CorruptError):
+        store.load_state_data(3)
+
+
+def test_a_gap_in_the_id_sequence_is_no_end(store):
+    save(store, 7)
+    assert store.list_ids() == [1, 2, 7]
+    assert store.next_id() == 8
+    assert store.recover_latest_validated().chosen_id == 7
+
+
+def test_prune_does_not_cut_a_delta_chain(harness):
+    checkpointer, ids = harness.catalog.checkpointer("chain"), [new_uuid7(), new_uuid7()]
+
+    async def run():
+        for parent, id in zip([None, *ids], ids, strict=False):
+            delta = parent is not None
+            sha = await (checkpointer.save_delta if delta else checkpointer.save_snapshot)(id, "op", 0, b"bytes")
+            path = artifact_path(id, "op", 0, delta=delta)
+            entry = {"partition_id": 0, "is_delta": delta, "path": path, "size_bytes": 5, "sha256": sha}
+            operators = {"op": {"partitions": [entry]}}
+            await checkpointer.save_manifest(
+                CheckpointManifestV2.new(id, epoch=1, operators=operators, parent_id=parent)
+            )
+            await checkpointer.update_latest(id)
+        with pytest.raises(CheckpointInUseError, match="needed by the deltas"):
+            await checkpointer.delete_checkpoint(ids[0])
+        return [link.data for link in await checkpointer.load_chain(ids[1], "op", 0)]
+
+    assert asyncio.run(run()) == [b"bytes", b"bytes"]
+
+
+def test_prune_does_not_delete_bytes_that_another_checkpoint_uses(harness, store):
+    """The second writer adopts what the first staged; the first one's attempt stays as long as it is needed."""
+    store.save_state_data(3, b"staged by one process")
+    other = CheckpointCatalog(harness.catalog.engine, clock=harness.clock).store("s")
+    other.save(CheckpointManifest.new(3, epoch=3, operator_states={"op": {"external": True, "external_length": 21}}))
+    store.prune(1)
+    harness.clock.advance(timedelta(days=30))
+    store.cleanup_orphans(NOW)
+    assert other.load_state_data(3) == b"staged by one process"
+
+
+def test_a_delete_killed_half_way_can_be_run_again(harness, store, monkeypatch):
+    store.prune(1)
+    harness.clock.advance(timedelta(days=30))
+    with monkeypatch.context() as patch:
+        failing(harness.catalog.engine, patch, "delete", OSError("killed"), for_table=Table.ARTIFACTS)
+        with pytest.raises(OSError, match="killed"):
+            store.cleanup_orphans(NOW)
+    assert store.list_ids() == [2]
+    assert harness.artifact_rows("s") == 2
+    store.cleanup_orphans(NOW)
+    assert harness.artifact_rows("s") == 1
+    assert store.validate_checkpoint(2).valid
+
+
+def test_clean_up_does_not_delete_a_save_in_progress(store):
+    """With a grace period it is left alone; without one its id is closed first, and the save is told."""
+    store.save_state_data(3, b"in progress")
+    assert store.cleanup_orphans() == 0
+    store.save(CheckpointManifest.new(3, epoch=3))
+    assert store.load_state_data(3) == b"in progress"
+    store.save_state_data(4, b"in progress too")
+    assert store.cleanup_orphans(NOW) == 1
+    with pytest.raises(AbandonedError):
+        store.save(CheckpointManifest.new(4, epoch=4))
+
+
+def test_a_backup_does_not_ignore_a_pin(harness, store, tmp_path):
+    store.pin(1, "audit")
+    copy = CheckpointCatalog.native(tmp_path / "copy", create=True, clock=harness.clock)
+    harness.catalog.copy_to(copy)
+    assert copy.store("s").prune(1) == 0, "the pin came along"
+    assert copy.store("s").list_ids() == [1, 2]
+    assert copy.stream("s").find(keys.integer_key(1)).pin.reason == "audit"

@@ -1,0 +1,463 @@
+"""Recovery by position, restoring into a folder, time travel, undo, copies and differences; no Spark needed."""
+
+import asyncio
+import json
+import os
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from catalog import (
+    CheckpointCatalog,
+    CheckpointExistsError,
+    CheckpointId,
+    CheckpointManifest,
+    CheckpointManifestV2,
+    CheckpointState,
+    CorruptError,
+    InvalidInputError,
+    OutOfReachError,
+    PurgedError,
+    ReadOnlyError,
+    artifact_path,
+    keys,
+    new_uuid7,
+    retention,
+)
+from catalog.tables.port import Table
+from catalog.testing.native import NativeHarness
+from catalog.verify import Depth, Sample
+
+PIPELINE = 0xDEADBEEFCAFE1234
+
+
+@pytest.fixture
+def harness(tmp_path):
+    return NativeHarness(tmp_path / "catalog")
+
+
+@pytest.fixture
+def catalog(harness):
+    return harness.catalog
+
+
+def save_v1(catalog, stream="s", count=5, **fields):
+    store = catalog.store(stream)
+    for number in range(1, count + 1):
+        offsets = {"kafka": {"offsets": {"p-0": str(number * 100), "p-1": str(number * 10)}, "epoch": 1}}
+        manifest = CheckpointManifest.new(
+            number,
+            epoch=number,
+            timestamp_ms=number * 1000,
+            watermark=number * 7,
+            source_offsets=offsets,
+            pipeline_hash=PIPELINE if number != 4 else 1,
+            **fields,
+        )
+        store.save_with_state(manifest, f"state {number}".encode())
+    return store
+
+
+def save_v2(catalog, stream="v2", deltas=2, data=b"everything"):
+    """Save a snapshot and deltas on top of it, and return their ids, oldest first."""
+    checkpointer, ids = catalog.checkpointer(stream), []
+
+    async def run():
+        for number in range(deltas + 1):
+            id, delta = new_uuid7(), number > 0
+            content = f"delta {number}".encode() if delta else data
+            sha = await (checkpointer.save_delta if delta else checkpointer.save_snapshot)(id, "a/b", 0, content)
+            path = artifact_path(id, "a/b", 0, delta=delta)
+            entry = {"partition_id": 0, "is_delta": delta, "path": path, "size_bytes": len(content), "sha256": sha}
+            manifest = CheckpointManifestV2.new(
+                id, epoch=1, operators={"a/b": {"partitions": [entry]}}, parent_id=ids[-1] if ids else None
+            )
+            await checkpointer.save_manifest(manifest)
+            await checkpointer.update_latest(id)
+            ids.append(id)
+
+    asyncio.run(run())
+    return ids
+
+
+def save_states(catalog, stream="states", count=3, size=10):
+    store = catalog.state_store()
+    for number in range(count):
+        state = CheckpointState.new(CheckpointId(stream, number))
+        state.set_operator_state("window", bytes([number]) * size)
+        state.set_source_offset("mqtt", number * 1000)
+        state.event_count = number * 50
+        store.save(state)
+
+
+# -- recovery ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wish", "chosen", "because"),
+    [
+        ({"at_offset": ("kafka", "p-0", 350)}, 3, "its offset of kafka/p-0 is 400, after 350"),
+        ({"at_offset": ("kafka", "p-1", 50)}, 5, None),
+        ({"at_watermark": 20}, 2, "its watermark is 21, after 20"),
+        ({"at_time": datetime.fromtimestamp(4, UTC)}, 4, "after 1970-01-01 00:00:04+00:00"),
+        ({"pipeline_hash": 1}, 4, f"its pipeline hash is {PIPELINE}, not 1"),
+        ({"vnode_count": 128}, None, "its vnode count is 256, not 128"),
+        ({"at_offset": ("no such source", 5)}, None, "it has no offset of no such source to compare"),
+        ({"at_offset": ("kafka", "p-0", 350), "pipeline_hash": PIPELINE, "at_watermark": 14}, 2, "after"),
+    ],
+)
+def test_the_newest_good_one_at_or_before_a_position_is_chosen_and_explained(catalog, wish, chosen, because):
+    save_v1(catalog)
+    report = catalog.recover("s", **wish)
+    assert report.chosen_id == chosen
+    assert because is None or because in report.explain()
+
+
+def test_events_and_offsets_of_states_are_positions_too(catalog):
+    save_states(catalog)
+    assert catalog.recover("states", at_event_count=99).chosen_id == 1
+    assert catalog.recover("states", at_offset=("mqtt", 1999)).chosen_id == 1
+
+
+def test_a_source_with_several_positions_has_to_be_told_which(catalog):
+    save_v1(catalog, count=1)
+    with pytest.raises(InvalidInputError, match="has offsets of p-0, p-1: say which one"):
+        catalog.recover("s", at_offset=("kafka", 5))
+
+
+def test_a_chain_is_recovered_only_if_all_of_it_is_sound(harness, catalog):
+    first, second, third = save_v2(catalog)
+    assert catalog.recover("v2").chosen_id == third
+    harness.corrupt_state("v2", second)
+    report = catalog.recover("v2")
+    assert report.chosen_id == first
+    assert [one for one, _ in report.skipped] == [third, second]
+
+
+def test_a_corrupt_manifest_is_passed_over_and_a_missing_state_only_when_lenient(harness, catalog):
+    save_v1(catalog, count=3)
+    harness.corrupt_manifest("s", keys.integer_key(3))
+    harness.lose_state("s", keys.integer_key(2))
+    assert catalog.recover("s").chosen_id == 1
+    assert catalog.recover("s", lenient=True).chosen_id == 2
+
+
+def test_recovery_reads_only_the_manifests_and_bytes_of_what_it_examines(catalog, monkeypatch):
+    save_v1(catalog, count=12)
+    scans = []
+    real = catalog.engine.scan
+
+    def scan(table, where, columns, **rest):
+        found = real(table, where, columns, **rest)
+        scans.append((table, "manifest" in columns, "data" in columns, found.num_rows))
+        return found
+
+    monkeypatch.setattr(catalog.engine, "scan", scan)
+    assert catalog.recover("s").chosen_id == 12
+    assert sum(rows for table, manifest, _, rows in scans if table is Table.CHECKPOINTS and manifest) == 1
+    assert sum(rows for _, _, data, rows in scans if data) == 1
+
+
+# -- restoring ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_is_written_into_a_folder_with_its_manifest(catalog, tmp_path):
+    store = save_v1(catalog, count=1)
+    folder = catalog.restore_into("s", 1, tmp_path / "out")
+    assert (folder / "artifacts" / "state.bin").read_bytes() == b"state 1"
+    assert CheckpointManifest.from_json((folder / "manifest.json").read_text()) == store.load_by_id(1)
+
+
+def test_a_chain_is_written_in_the_order_to_apply(catalog, tmp_path):
+    ids = save_v2(catalog)
+    folder = catalog.restore_into("v2", ids[-1], tmp_path / "out")
+    files = json.loads((folder / "restore.json").read_text())["apply_in_this_order"]
+    assert [(folder / one["file"]).read_bytes() for one in files] == [b"everything", b"delta 1", b"delta 2"]
+    assert [one["checkpoint_key"] for one in files] == ids
+    parts = [(part.operator, part.is_delta, b"".join(chunks)) for part, chunks in catalog.open_state("v2", ids[1])]
+    assert parts == [("a/b", False, b"everything"), ("a/b", True, b"delta 1")]
+
+
+def test_a_folder_that_holds_something_is_refused_and_a_failure_leaves_nothing(harness, catalog, tmp_path):
+    save_v1(catalog, count=1)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    with pytest.raises(InvalidInputError, match="new or empty folder"):
+        catalog.restore_into("s", 1, tmp_path / "full")
+    harness.corrupt_state("s", keys.integer_key(1))
+    with pytest.raises(CorruptError):
+        catalog.restore_into("s", 1, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["catalog", "full"]
+
+
+# -- time travel -------------------------------------------------------------------------------------------------------
+
+
+def test_a_moment_is_the_whole_catalog_as_it_was_and_cannot_change(catalog):
+    store = save_v1(catalog, count=3)
+    version = catalog.engine.versions()[-1].number
+    store.prune(1)
+    store.save(CheckpointManifest.new(4, epoch=4))
+    catalog.store("later").save(CheckpointManifest.new(1, epoch=1))
+    past = catalog.as_of(version=version)
+    assert past.moment.version == version
+    assert past.streams() == ["s"]
+    assert past.store("s").list_ids() == [1, 2, 3]
+    assert past.store("s").load_latest().checkpoint_id == 3
+    assert past.store("s").load_state_data(1) == b"state 1"
+    assert past.recover("s").chosen_id == 3
+    assert past.validate(depth="hashes").valid
+    with pytest.raises(ReadOnlyError, match="as of version"):
+        past.store("s").save(CheckpointManifest.new(9, epoch=9))
+    with pytest.raises(ReadOnlyError):
+        past.store("s").restore(1) if past.store("s").prune(1) else None
+    assert store.list_ids() == [3, 4]
+
+
+def test_a_timestamp_means_the_newest_version_at_or_before_it(tmp_path):
+    catalog = CheckpointCatalog.native(tmp_path / "catalog", create=True)
+    store = catalog.store("s")
+    store.save(CheckpointManifest.new(1, epoch=1))
+    version = catalog.engine.versions()[-1]
+    store.save(CheckpointManifest.new(2, epoch=2))
+    past = catalog.as_of(timestamp=version.at)
+    assert past.moment.version == version.number
+    assert past.store("s").list_ids() == [1]
+
+
+def test_a_moment_outside_the_window_says_what_is_reachable(catalog):
+    save_v1(catalog, count=1)
+    with pytest.raises(OutOfReachError, match=r"version 99 cannot be read; reachable are versions 0 \(.* UTC\) to 1 "):
+        catalog.as_of(version=99)
+    with pytest.raises(OutOfReachError, match="has not come yet"):
+        catalog.as_of(timestamp=datetime.now(UTC) + timedelta(days=1))
+    with pytest.raises(OutOfReachError, match="was made after"):
+        catalog.as_of(timestamp=datetime(2020, 1, 1, tzinfo=UTC))
+    for wrong in (
+        {},
+        {"version": 1, "timestamp": datetime.now(UTC)},
+        {"version": "1"},
+        {"timestamp": datetime(2026, 1, 1)},
+    ):
+        with pytest.raises(InvalidInputError):
+            catalog.as_of(**wrong)
+
+
+def test_beyond_the_log_rows_tell_what_was_there_and_the_moment_says_so(tmp_path):
+    catalog = CheckpointCatalog.native(tmp_path / "catalog", create=True, keep_versions=2, maintain_every=0)
+    store = catalog.store("s")
+    store.save(CheckpointManifest.new(1, epoch=1))
+    then = datetime.now(UTC)
+    for number in range(2, 31):
+        store.save(CheckpointManifest.new(number, epoch=1))
+    store.prune(2)
+    catalog.maintain()
+    assert catalog.engine.versions()[0].number > 2, "the log was not shortened: nothing was tried"
+    past = catalog.as_of(timestamp=then)
+    assert past.moment.version is None
+    assert "told by rows" in str(past.moment)
+    assert past.store("s").list_ids() == [1]
+    with pytest.raises(OutOfReachError, match="reachable are versions"):
+        catalog.as_of(version=1)
+
+
+def test_what_was_purged_since_is_told_as_such_though_its_bytes_are_there(harness, catalog):
+    store = save_v1(catalog, count=2)
+    version = catalog.engine.versions()[-1].number
+    stream = catalog.stream("s")
+    stream.trash(lambda history, now: retention.drop(history, [keys.integer_key(1)], "test", now), timedelta(0))
+    harness.clock.advance(timedelta(minutes=6))
+    assert stream.purge() == [keys.integer_key(1)]
+    past = catalog.as_of(version=version).store("s")
+    assert past.list_ids() == [1, 2]
+    with pytest.raises(PurgedError, match="was purged at"):
+        past.load_state_data(1)
+    store.cleanup_orphans(timedelta(0))
+    with pytest.raises(PurgedError, match="was purged at"):
+        past.load_state_data(1)
+    assert past.load_state_data(2) == b"state 2"
+
+
+def test_a_moment_stays_the_same_while_others_save_and_prune(tmp_path):
+    catalog = CheckpointCatalog.native(tmp_path / "catalog", create=True)
+    store = save_v1(catalog, count=5)
+    past = catalog.as_of(version=catalog.engine.versions()[-1].number)
+    stop = threading.Event()
+
+    def work():
+        number = 6
+        while not stop.is_set():
+            store.save_with_state(CheckpointManifest.new(number, epoch=1), b"new")
+            store.prune(3)
+            number += 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(30):
+            seen = past.store("s")
+            assert seen.list_ids() == [1, 2, 3, 4, 5]
+            assert seen.load_latest().checkpoint_id == 5
+            assert seen.load_state_data(1) == b"state 1"
+    finally:
+        stop.set()
+        thread.join()
+    assert store.next_id() > 7, "nobody saved meanwhile: nothing was tried"
+
+
+# -- undo --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_update_is_taken_back_without_touching_anything_else(catalog):
+    store = save_v1(catalog, count=2, sink_commit_statuses={"a": "Pending"})
+    other = save_v1(catalog, "other", count=1)
+    before = store.load_by_id(2)
+    store.update_manifest(before.with_sink_status("a", "Failed", error="by mistake"))
+    assert catalog.recover("s", allow_pending=False).skipped[0] == (2, "a sink failed")
+    store.undo_update(2)
+    assert store.load_by_id(2) == before
+    assert catalog.recover("s").skipped[0] == (2, "a sink is still pending")
+    assert store.validate_checkpoint(2).issues == ()
+    assert other.load_latest().checkpoint_id == 1
+    with pytest.raises(InvalidInputError, match="was never updated"):
+        store.undo_update(1)
+
+
+# -- copies ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_moment_is_copied_into_a_new_catalog_that_depends_on_nothing(catalog, tmp_path):
+    store = save_v1(catalog, count=3)
+    ids = save_v2(catalog)
+    version = catalog.engine.versions()[-1].number
+    store.prune(1)
+    store.save(CheckpointManifest.new(4, epoch=4))
+    copy = CheckpointCatalog.native(tmp_path / "copy", create=True)
+    done = catalog.as_of(version=version).copy_to(copy)
+    assert {(one.stream, one.checkpoints) for one in done} == {("s", 3), ("v2", 3)}
+    assert copy.store("s").list_ids() == [1, 2, 3]
+    assert copy.store("s").load_state_data(1) == b"state 1"
+    assert copy.store("s").load_by_id(3) == store.load_by_id(3)
+    assert copy.validate(depth="hashes").results == ()
+    chain = asyncio.run(copy.checkpointer("v2").load_chain(ids[-1], "a/b", 0))
+    assert [link.data for link in chain] == [b"everything", b"delta 1", b"delta 2"]
+    with pytest.raises(CheckpointExistsError, match="copy into a new catalog"):
+        catalog.copy_to(copy, ["s"])
+
+
+def test_corrupt_bytes_are_not_copied_and_nothing_appears(harness, catalog, tmp_path):
+    save_v1(catalog, count=2)
+    harness.corrupt_state("s", keys.integer_key(2))
+    copy = CheckpointCatalog.native(tmp_path / "copy", create=True)
+    with pytest.raises(CorruptError):
+        catalog.copy_to(copy)
+    assert copy.streams() == []
+
+
+# -- differences -------------------------------------------------------------------------------------------------------
+
+
+def test_a_diff_tells_bytes_by_chunk_and_positions(catalog):
+    store, big = catalog.store("s"), os.urandom(9 << 20)
+    offsets = {"kafka": {"offsets": {"p-0": "100"}, "epoch": 1}}
+    operators = {"kept": {"state_b64": "YQ=="}, "gone": {"state_b64": "Yg=="}}
+    store.save_with_state(CheckpointManifest.new(1, epoch=1, source_offsets=offsets, operator_states=operators), big)
+    operators = {"kept": {"state_b64": "YQ=="}, "new": {"state_b64": "Y2M="}}
+    offsets = {"kafka": {"offsets": {"p-0": "150"}, "epoch": 1}}
+    changed = big[: 8 << 20] + os.urandom(1 << 20)
+    store.save_with_state(
+        CheckpointManifest.new(2, epoch=1, source_offsets=offsets, operator_states=operators), changed
+    )
+    found = catalog.diff("s", 1, 2)
+    assert {(part.operator, part.what, part.changed_bytes) for part in found.parts} == {
+        ("kept", "same", 0), ("gone", "removed", 0), ("new", "added", 2), (None, "changed", 1 << 20),
+    }  # fmt: skip
+    assert [(move.source, move.position, move.moved_by) for move in found.positions] == [("kafka", "p-0", 50)]
+    assert found.explain().splitlines() == [
+        "removed: gone: 1 -> 0 bytes, 0 changed",
+        "added: new: 0 -> 2 bytes, 2 changed",
+        f"changed: state: {9 << 20} -> {9 << 20} bytes, {1 << 20} changed",
+        "same: 1 other",
+        "moved: kafka/p-0: 100 -> 150 (+50)",
+    ]
+
+
+def test_a_diff_of_partitions_and_of_states(catalog):
+    first, second, _ = save_v2(catalog)
+    (part,) = catalog.diff("v2", first, second).parts
+    assert (part.operator, part.partition, part.what, part.bytes_before) == ("a/b", 0, "changed", 10)
+    assert catalog.diff("v2", first, first).explain().startswith("same: 1 other")
+    save_states(catalog, size=2 << 20)
+    found = catalog.diff("states", 0, "2")
+    assert found.changed_bytes == 2 << 20
+    assert [move.moved_by for move in found.positions] == [2000]
+
+
+# -- validation --------------------------------------------------------------------------------------------------------
+
+
+def test_hashes_find_what_metadata_cannot_and_results_go_to_events(harness, catalog):
+    save_v1(catalog, count=3)
+    save_v2(catalog)
+    harness.corrupt_state("s", keys.integer_key(2))
+    assert catalog.validate().valid
+    seen = []
+    report = catalog.validate(depth="hashes", progress=seen.append)
+    assert [(stream, result.checkpoint_id, result.issues[0].rule) for stream, result in report.results] == [
+        ("s", 2, "checksum_mismatch")
+    ]
+    assert (report.checked, report.of_checkpoints, report.bytes) == (6, 6, 3 * 7 + 10 + 7 + 7)
+    assert (seen[-1].checkpoints, seen[-1].bytes) == (seen[-1].of_checkpoints, seen[-1].of_bytes) == (6, report.bytes)
+    assert "integrity: s 2: " in report.explain()
+    events = catalog.engine.scan(Table.EVENTS, [], ["checkpoint_key", "event", "details"]).to_pylist()
+    told = [json.loads(event["details"]) for event in events if event["checkpoint_key"] == keys.integer_key(2)]
+    assert sorted((one["depth"], one["valid"], one["rules"]) for one in told) == [
+        ("hashes", False, ["checksum_mismatch"]),
+        ("metadata", True, []),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sample", "checked"),
+    [(Sample(checkpoints=3), 3), (Sample(percent=25), 3), (Sample(bytes=15), 2), (Sample(checkpoints=99), 10)],
+)
+def test_a_sample_looks_at_some(catalog, sample, checked):
+    save_v1(catalog, count=10)
+    report = catalog.validate(depth=Depth.HASHES, sample=sample)
+    assert (report.checked, report.of_checkpoints) == (checked, 10)
+
+
+def test_the_same_seed_chooses_the_same():
+    candidates = [("s", str(number), 1) for number in range(100)]
+    chosen = Sample(percent=10, seed=7).choose(candidates)
+    assert chosen == Sample(percent=10, seed=7).choose(candidates)
+    assert len(chosen) == 10
+    assert Sample(checkpoints=1, seed=1).choose([]) == []
+
+
+@pytest.mark.parametrize("wrong", [{}, {"checkpoints": 0}, {"percent": 101}, {"bytes": -1}])
+def test_a_sample_that_makes_no_sense_is_refused(wrong):
+    with pytest.raises(InvalidInputError):
+        Sample(**wrong)
+
+
+def test_a_fault_that_a_clean_up_explains_is_none(harness, catalog):
+    """A checkpoint is purged and swept between the reading of its rows and of its bytes."""
+    save_v1(catalog, count=2)
+    stream, real = catalog.stream("s"), catalog.engine.scan
+
+    def scan(table, where, columns, **rest):
+        found = real(table, where, columns, **rest)
+        if table is Table.CHECKPOINTS and "manifest" in columns:
+            catalog.engine.scan = real
+            stream.trash(lambda history, now: retention.drop(history, [keys.integer_key(1)], "test", now), timedelta(0))
+            harness.clock.advance(timedelta(minutes=6))
+            stream.purge()
+            catalog.store("s").cleanup_orphans(timedelta(0))
+        return found
+
+    catalog.engine.scan = scan
+    report = catalog.validate(depth="hashes")
+    assert report.results == ()
+    assert report.checked == 1
