@@ -1,0 +1,146 @@
+"""`ckpt recover`: which checkpoint to restore from, why, and its state in a folder if that is wanted."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from catalog.catalog import CheckpointCatalog
+from catalog.cli.frame import (
+    DebugOption,
+    ExitCode,
+    OutputOption,
+    PathArgument,
+    StreamArgument,
+    running,
+    time_argument,
+)
+from catalog.cli.output import OutputFormat
+from catalog.recovery import RecoveryReport
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """An offset that must not be passed."""
+
+    source: str
+    position: str | None
+    offset: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Offset":
+        """Return the offset in an argument: SOURCE=N or SOURCE/POSITION=N.
+
+        The last slash counts, so a source with a slash in its name and no position ends in a slash: a/b/=7.
+        """
+        where, equals, number = text.rpartition("=")
+        try:
+            offset = int(number)
+        except ValueError:
+            equals = ""
+        if not equals or not where:
+            raise typer.BadParameter(f"{text!r} is not SOURCE=N or SOURCE/POSITION=N, such as kafka/partition-0=1234")
+        source, _, position = where.rpartition("/") if "/" in where else (where, "", "")
+        return cls(source, position or None, offset)
+
+    @property
+    def wanted(self) -> tuple[str, int] | tuple[str, str, int]:
+        """It as CheckpointCatalog.recover takes it."""
+        return (self.source, self.offset) if self.position is None else (self.source, self.position, self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """A moment: a version of the table `checkpoints`, or a time."""
+
+    version: int | None = None
+    timestamp: datetime | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "AsOf":
+        """Return the moment in an argument; digits alone are a version."""
+        if text.isascii() and text.isdecimal():
+            return cls(version=int(text))
+        return cls(timestamp=time_argument(text))
+
+
+def recover_command(
+    path: PathArgument,
+    stream: StreamArgument,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why, and why nothing newer.")] = False,
+    allow_pending: Annotated[
+        bool, typer.Option("--allow-pending", help="Also take one whose sinks are pending or failed.")
+    ] = False,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Also take one whose state is missing.")] = False,
+    at_offset: Annotated[
+        Offset | None,
+        typer.Option(
+            parser=Offset.parse,
+            metavar="SOURCE[/POSITION]=N",
+            help="Not beyond this offset; a/b/=N if a/b is a source.",
+        ),
+    ] = None,
+    at_watermark: Annotated[int | None, typer.Option(metavar="N", help="Not beyond this watermark.")] = None,
+    at_event_count: Annotated[int | None, typer.Option(metavar="N", help="After not more events than these.")] = None,
+    at_time: Annotated[
+        datetime | None, typer.Option(parser=time_argument, metavar="ISO", help="Not made after this time.")
+    ] = None,
+    as_of: Annotated[
+        AsOf | None,
+        typer.Option(parser=AsOf.parse, metavar="VERSION|ISO", help="Recover from the catalog as it was then."),
+    ] = None,
+    pipeline_hash: Annotated[int | None, typer.Option(metavar="N", help="Only of this pipeline.")] = None,
+    vnode_count: Annotated[int | None, typer.Option(metavar="N", help="Only with so many virtual nodes.")] = None,
+    into: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Write its state, verified, into this new folder.")
+    ] = None,
+    output: OutputOption = OutputFormat.TEXT,
+    debug: DebugOption = False,
+) -> None:
+    """Print the id of the newest checkpoint that is fit to restore from.
+
+    The exit code is 3 if there is none. Times without a time zone are UTC.
+    """
+    with running(output, debug) as out, CheckpointCatalog.native(path) as present:
+        catalog = present.as_of(version=as_of.version, timestamp=as_of.timestamp) if as_of else present
+        with out.working(f"looking for a checkpoint of {stream!r} …"):
+            report = catalog.recover(
+                stream,
+                allow_pending=allow_pending,
+                lenient=lenient,
+                pipeline_hash=pipeline_hash,
+                vnode_count=vnode_count,
+                at_offset=at_offset.wanted if at_offset else None,
+                at_watermark=at_watermark,
+                at_event_count=at_event_count,
+                at_time=at_time,
+            )
+        folder = None
+        if into is not None and report.chosen_id is not None:
+            with out.working(f"writing the state of checkpoint {report.chosen_id} …"):
+                folder = catalog.restore_into(stream, report.chosen_id, into)
+            out.note(f"the state of checkpoint {report.chosen_id} is in {folder}")
+        data: dict[str, Any] = {"stream": stream, "checkpoint_id": report.chosen_id, "folder": folder and str(folder)}
+        moment = catalog.moment
+        if explain:
+            data |= {"as_of": moment and {"version": moment.version, "at": moment.at}, **_explanation(report)}
+            out.result(data, (f"as of {moment}\n" if moment else "") + report.explain())
+        else:
+            out.result(data, "" if report.chosen_id is None else str(report.chosen_id))
+        if report.chosen_id is None:
+            hint = "" if explain else ": --explain says why"
+            live = f"none of {report.examined} live checkpoints is fit to restore from{hint}"
+            out.note(f"stream {stream!r}: " + (live if report.examined else "no live checkpoint"))
+            raise typer.Exit(ExitCode.FAULTS)
+
+
+def _explanation(report: RecoveryReport) -> dict[str, Any]:
+    return {
+        "required": list(report.required),
+        "skipped": [{"checkpoint_id": one, "reason": reason} for one, reason in report.skipped],
+        "examined": report.examined,
+        "elapsed_seconds": report.elapsed,
+        "issues": [{"severity": one.severity, "rule": one.rule, "message": one.message} for one in report.issues],
+        "undoable": [{"checkpoint_id": one, "until": until} for one, until in report.undoable],
+    }
