@@ -26,7 +26,7 @@ from catalog.artifacts import CHUNK_BYTES
 from catalog.session import build_session
 from catalog.tables.port import Table
 from catalog.tables.schema import arrow
-from tests.benchmarks import native
+from tests.benchmarks import native, trust
 from tests.benchmarks.lines import MIB, Line, alternate, manifest, show
 
 numbers = count(1)
@@ -155,6 +155,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--size-mib", type=int, default=64)
     parser.add_argument("--checkpoints", type=int, default=1000)
+    parser.add_argument("--many", type=int, default=10_000, help="checkpoints in the catalog that views look at")
+    parser.add_argument("--validate-mib", type=int, default=2048, help="MiB that are validated by hash")
     parser.add_argument("--commits", type=int, default=5000, help="of the native engine, in a row")
     parser.add_argument("--json", type=Path, default=Path("bench-results/bench.json"))
     options = parser.parse_args()
@@ -167,11 +169,16 @@ def main() -> None:
         lines += blobs(spark, durable, volatile, folder, options.size_mib, options.rounds)
         lines += listing(spark, durable, folder / "catalog", options.checkpoints, options.rounds)
         parts = breakdown(durable)
+        trust_lines, trust_facts = trust.run(
+            spark, folder, checkpoints=options.many, size_mib=options.validate_mib, rounds=options.rounds
+        )
+        lines += trust_lines
         spark.stop()
         native_lines, facts = native.run(
             folder, spark_save_s, rounds=options.rounds, size_mib=options.size_mib, commits=options.commits
         )
     lines += native_lines
+    facts |= trust_facts
     print("\n" + show(lines))
     print("\na 1 KB save by Spark spends " + ", ".join(f"{spent:.0f} ms in {part}" for part, spent in parts.items()))
     for what, value in facts.items():
