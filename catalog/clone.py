@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from catalog import artifacts
-from catalog.errors import CheckpointExistsError
+from catalog import artifacts, lifecycle
+from catalog.errors import CheckpointExistsError, CorruptError
 from catalog.lifecycle import Checkpoint
 from catalog.protocol import Stream
 from catalog.tables.port import Equals, Outcome, Table
@@ -39,7 +39,7 @@ def copy_stream(source: Stream, target: Stream) -> CopiedStream:
         PurgedError: bytes have been purged since that moment.
     """
     revisions = source.revisions()
-    history = source.history(manifests=True)
+    history = lifecycle.fold(revisions)  # of one read: what is purged meanwhile must fail, not come without bytes
     if target.all_keys():
         raise CheckpointExistsError(
             f"the other catalog already has checkpoints of stream {source.label!r}: copy into a new catalog",
@@ -60,7 +60,13 @@ def _copy_artifacts(source: Stream, target: Stream, checkpoint: Checkpoint) -> i
         return 0
     of_attempt = [Equals("checkpoint_key", checkpoint.key), Equals("attempt", attempt)]
     rows = artifacts.facts(source.engine, source.stream, of_attempt)
-    return sum(_copy_artifact(source, target, checkpoint, path, rows) for path in sorted({row["path"] for row in rows}))
+    paths = sorted({row["path"] for row in rows})
+    if len(paths) < (checkpoint.origin.artifact_count or 0 if checkpoint.origin else 0):
+        present = source.now(checkpoint.key)
+        if present is not None and not present.unpurged:
+            raise source.closed(present)
+        raise CorruptError(f"stream {source.label!r}: checkpoint {checkpoint.id} lacks artifacts", stream=source.label)
+    return sum(_copy_artifact(source, target, checkpoint, path, rows) for path in paths)
 
 
 def _copy_artifact(

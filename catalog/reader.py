@@ -175,7 +175,7 @@ class StreamReader:
     ) -> Iterator[tuple[str, artifacts.Rows | None]]:
         """Give the attempt to read, and its first bytes if they are there already; explain what goes wrong then."""
         seen, first_batches = self._look(key, path)
-        if isinstance(self.engine, MomentEngine) and (now := self._now(key)) and not now.unpurged:
+        if isinstance(self.engine, MomentEngine) and (now := self.now(key)) and not now.unpurged:
             raise self.closed(now)
         if seen is not None and not (from_trash and seen.unpurged):
             self.require_live(key, seen)
@@ -214,7 +214,7 @@ class StreamReader:
 
     def _explain_fault(self, key: str, seen: Checkpoint | None, fault: ChunkFault) -> Exception:
         """Ask again before anything is called corrupt: a purge or a fold may have moved the bytes."""
-        now = self._now(key)
+        now = self.now(key)
         if now is not None and not now.unpurged:
             return self.closed(now)
         moved = (now and now.head.revision) != (seen and seen.head.revision)
@@ -226,7 +226,7 @@ class StreamReader:
             return ArtifactNotFoundError(where + str(fault), stream=self.label, key=key)
         return CorruptError(where + str(fault), stream=self.label, key=key, missing=isinstance(fault, NoSuchArtifact))
 
-    def _now(self, key: str) -> Checkpoint | None:
+    def now(self, key: str) -> Checkpoint | None:
         """Return a checkpoint as it is now, whatever moment this stream shows."""
         if not isinstance(self.engine, MomentEngine):
             return self.find(key, manifest=False)
