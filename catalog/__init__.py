@@ -1,17 +1,27 @@
 """A Delta Lake-backed catalog for the checkpoints of stream processors."""
 
-from catalog.artifacts import SharedFile
+from catalog.artifacts import Cutting, SharedFile
 from catalog.catalog import CheckpointCatalog
 from catalog.checkpointer import ChainLink, Checkpointer
+from catalog.coordinator import (
+    CheckpointCoordinator,
+    CompletedCheckpoint,
+    PendingCheckpoint,
+    RestoredCheckpoint,
+    RestoreMode,
+)
 from catalog.diff import CheckpointDiff
 from catalog.errors import (
     AbandonedError,
     ArtifactNotFoundError,
+    BasePurgedError,
     BrokenChainError,
     CatalogError,
+    CheckpointAbortedError,
     CheckpointExistsError,
     CheckpointInUseError,
     CheckpointNotFoundError,
+    CheckpointStreamError,
     ClosedIdError,
     ConflictError,
     CorruptError,
@@ -23,10 +33,14 @@ from catalog.errors import (
     PurgedError,
     ReadOnlyError,
     SessionError,
+    SnapshotCancelledError,
+    StreamClosedError,
     TrashedError,
+    UnknownHandleError,
     UnknownOutcomeError,
     UnsupportedFormatError,
 )
+from catalog.handles import ArtifactHandle, CheckpointedStateScope, InlineHandle, StateHandle
 from catalog.keys import new_uuid7
 from catalog.manifest import (
     CheckpointManifest,
@@ -38,22 +52,42 @@ from catalog.manifest import (
     SourceOffsetEntry,
     artifact_path,
 )
+from catalog.memory_factory import MemoryCheckpoints, MemoryStreamFactory
 from catalog.moment import Moment
+from catalog.output_stream import CheckpointStateOutputStream
 from catalog.recovery import RecoveryReport
 from catalog.restore import StatePart
+from catalog.snapshot import (
+    CheckpointOptions,
+    ExecutionType,
+    SavepointSnapshotStrategy,
+    SnapshotResources,
+    SnapshotResult,
+    SnapshotStrategy,
+    SnapshotStrategyRunner,
+    SnapshotTask,
+    SnapshotType,
+)
 from catalog.state import CheckpointId, CheckpointState
 from catalog.state_store import CheckpointStateManager, CheckpointStateStore
 from catalog.store import CheckpointStore
+from catalog.strategies import DirectorySnapshotStrategy, MappingSnapshotStrategy, PartitionSnapshotStrategy
+from catalog.stream_factory import CatalogStreamFactory, CheckpointStreamFactory
 from catalog.validation import Issue, ValidationResult
 from catalog.verify import Depth, Progress, Sample, ValidationReport
 
 __all__ = [
     "AbandonedError",
+    "ArtifactHandle",
     "ArtifactNotFoundError",
+    "BasePurgedError",
     "BrokenChainError",
     "CatalogError",
+    "CatalogStreamFactory",
     "ChainLink",
+    "CheckpointAbortedError",
     "CheckpointCatalog",
+    "CheckpointCoordinator",
     "CheckpointDiff",
     "CheckpointExistsError",
     "CheckpointId",
@@ -61,36 +95,64 @@ __all__ = [
     "CheckpointManifest",
     "CheckpointManifestV2",
     "CheckpointNotFoundError",
+    "CheckpointOptions",
     "CheckpointState",
     "CheckpointStateManager",
+    "CheckpointStateOutputStream",
     "CheckpointStateStore",
     "CheckpointStore",
+    "CheckpointStreamError",
+    "CheckpointStreamFactory",
+    "CheckpointedStateScope",
     "Checkpointer",
     "ClosedIdError",
+    "CompletedCheckpoint",
     "ConflictError",
     "ConnectorCheckpoint",
     "CorruptError",
+    "Cutting",
     "Depth",
     "DeserializationError",
+    "DirectorySnapshotStrategy",
+    "ExecutionType",
+    "InlineHandle",
     "InvalidInputError",
     "Issue",
     "LockTimeoutError",
+    "MappingSnapshotStrategy",
+    "MemoryCheckpoints",
+    "MemoryStreamFactory",
     "Moment",
     "NotACatalogError",
     "OperatorCheckpoint",
     "OperatorEntry",
     "OutOfReachError",
     "PartitionEntry",
+    "PartitionSnapshotStrategy",
+    "PendingCheckpoint",
     "Progress",
     "PurgedError",
     "ReadOnlyError",
     "RecoveryReport",
+    "RestoreMode",
+    "RestoredCheckpoint",
     "Sample",
+    "SavepointSnapshotStrategy",
     "SessionError",
     "SharedFile",
+    "SnapshotCancelledError",
+    "SnapshotResources",
+    "SnapshotResult",
+    "SnapshotStrategy",
+    "SnapshotStrategyRunner",
+    "SnapshotTask",
+    "SnapshotType",
     "SourceOffsetEntry",
+    "StateHandle",
     "StatePart",
+    "StreamClosedError",
     "TrashedError",
+    "UnknownHandleError",
     "UnknownOutcomeError",
     "UnsupportedFormatError",
     "ValidationReport",

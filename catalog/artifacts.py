@@ -1,4 +1,4 @@
-"""Artifacts as chunk rows: cut, hash, write in batches, read back verified.
+"""Artifacts as chunk rows: cut, hash, share, write in batches, read back verified.
 
 Totals (size, hash, number of chunks) are on an artifact's last chunk only: a stream's end is not known before, and
 memory stays bounded by one batch whatever the artifact's size.
@@ -8,11 +8,12 @@ import hashlib
 import io
 import pickle
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
-from itertools import chain, count, islice
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property, partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -28,6 +29,21 @@ BATCH_CHUNKS = 16
 """Chunks per commit, and at most per read: 64 MiB, which Arrow and Spark hold a few times over."""
 PART_CHUNKS = 4
 """Chunks that are handed to the engine at a time, while as many are being hashed."""
+PART_ROWS, BATCH_ROWS = 256, 4096
+"""The same for rows without bytes of their own."""
+SHARED_FROM_BYTES = 256 << 10
+"""Chunks below are written again: that takes less time than to ask who has them."""
+CDC_MIN_BYTES, CDC_AVERAGE_BYTES, CDC_MAX_BYTES = CHUNK_BYTES // 8, CHUNK_BYTES // 4, CHUNK_BYTES
+_CDC_WINDOW_BYTES = 4 * CHUNK_BYTES
+
+
+class Cutting(StrEnum):
+    """How an artifact is cut into chunks; it is read without knowing."""
+
+    FIXED = "fixed"
+    """Every 4 MiB: for state that changes in place."""
+    CONTENT = "content"
+    """Where the content says so, at most 4 MiB apart: for state in which bytes are inserted and removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +69,52 @@ class Stored:
     sha256: str
     shared: int = 0
     """Bytes of it that an earlier checkpoint already held."""
+    rows: tuple[Mapping[str, Any], ...] = field(default=(), compare=False, repr=False)
+    """Its chunk rows without their bytes."""
+
+    @property
+    def vias(self) -> frozenset[str]:
+        """The checkpoints that it borrows through."""
+        return frozenset(row["via"] for row in self.rows if row.get("via"))
+
+
+Holder = tuple[str, str, int | None, str]
+"""Key and attempt of the row that has a chunk's bytes, its number there if it is known, and their hash."""
+
+
+def holder(row: Mapping[str, Any]) -> Holder:
+    """Return who has a chunk's bytes."""
+    if row.get("held_attempt"):
+        return row["held_key"], row["held_attempt"], row["held_no"], row["chunk_sha256"]
+    return row["checkpoint_key"], row["attempt"], row["chunk_no"], row["chunk_sha256"]
+
+
+@dataclass(frozen=True)
+class Base:
+    """An earlier checkpoint whose chunks need not be written again."""
+
+    key: str
+    rows: Sequence[Mapping[str, Any]]
+    """Its chunk rows without their bytes."""
+
+    @cached_property
+    def holders(self) -> dict[str, dict[str, Any]]:
+        """The columns of a row that borrows, by chunk hash."""
+        named = (holder(row) for row in self.rows)
+        return {
+            sha256: {"held_key": key, "held_attempt": attempt, "held_no": number, "via": self.key}
+            for key, attempt, number, sha256 in named
+        }
+
+
+def held_bytes(rows: Iterable[Mapping[str, Any]], attempts: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    """Return how many bytes each of these (key, attempt) holds, as chunk rows tell it."""
+    own = {(row["path"], *holder(row)): row["chunk_size"] for row in rows if not row["held_attempt"]}
+    found = dict.fromkeys(attempts, 0)
+    for (_, key, attempt, _, _), size in own.items():
+        if (key, attempt) in found:
+            found[key, attempt] += size
+    return found
 
 
 class Hash(Protocol):
@@ -85,7 +147,15 @@ def check_source(source: object) -> None:
             _buffer(piece)
 
 
-def write(engine: Engine, columns: Mapping[str, Any], source: Source, *, also: Hash | None = None) -> Stored:
+def write(
+    engine: Engine,
+    columns: Mapping[str, Any],
+    source: Source,
+    *,
+    also: Hash | None = None,
+    base: Callable[[], Base | None] = lambda: None,
+    cutting: Cutting = Cutting.FIXED,
+) -> Stored:
     """Write an artifact under its attempt and return its totals.
 
     Args:
@@ -93,25 +163,44 @@ def write(engine: Engine, columns: Mapping[str, Any], source: Source, *, also: H
         columns: the columns that all its chunks share; stream, checkpoint_key, attempt and path name it.
         source: its bytes.
         also: a second hash to be fed with the bytes.
+        base: gives the checkpoint whose chunks are borrowed instead of written again; asked when a chunk is large.
+        cutting: how it is cut into chunks.
     """
+    columns = {**columns, "cutting": str(cutting)}
     if isinstance(source, SharedFile):
-        stored = _write_from_executors(engine, columns, source)
+        stored = _write_from_executors(engine, columns, source, base)
         if also is not None:
             for piece in read(engine, columns["stream"], columns["checkpoint_key"], columns["attempt"], stored.path):
                 also.update(piece)
         return stored
-    rows = chunk_rows(columns, _pieces(source), also=also)
-    last: dict[str, Any] = {}
+    parts = _parts(chunk_rows(columns, _pieces(source), also=also, base=base))
+    written: list[dict[str, Any]] = []
 
     def batch() -> Iterator[pa.Table]:
-        for _ in range(BATCH_CHUNKS // PART_CHUNKS):
-            if part := list(islice(rows, PART_CHUNKS)):
-                last.update(part[-1])
-                yield as_table(part)
+        size, first = 0, len(written)
+        while size < BATCH_CHUNKS * CHUNK_BYTES and len(written) - first < BATCH_ROWS and (part := next(parts, None)):
+            table = as_table(part)
+            size += sum(len(row.pop("data") or b"") for row in part)
+            written.extend(part)
+            yield table
 
-    while not last.get("chunk_count"):
+    while not (written and written[-1]["chunk_count"]):
         engine.append(Table.ARTIFACTS, batch())
-    return Stored(last["path"], last["artifact_size"], last["artifact_sha256"])
+    return totals(written)[columns["path"]]
+
+
+def _parts(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield rows in groups of a size that engines take well."""
+    part: list[dict[str, Any]] = []
+    size = 0
+    for row in rows:
+        part.append(row)
+        size += len(row["data"] or b"")
+        if size >= PART_CHUNKS * CHUNK_BYTES or len(part) == PART_ROWS:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 def read(
@@ -257,15 +346,21 @@ def _kept(rows: Sequence[Mapping[str, Any]]) -> Kept:
     )
 
 
-def links(rows: Iterable[Mapping[str, Any]], attempt: str) -> list[dict[str, Any]]:
-    """Return rows that make other attempts' chunks part of this attempt without moving their bytes."""
+def links(rows: Iterable[Mapping[str, Any]], attempt: str, **columns: Any) -> list[dict[str, Any]]:
+    """Return rows that make other attempts' chunks part of this attempt without moving their bytes.
+
+    Args:
+        rows: the others' chunk rows.
+        attempt: this attempt.
+        columns: what else is different; `via` where they are of another checkpoint.
+    """
     return [
         {
             **row,
+            **dict(zip(("held_key", "held_attempt", "held_no"), holder(row), strict=False)),
             "attempt": attempt,
-            "held_key": row["held_key"] or row["checkpoint_key"],
-            "held_attempt": row["held_attempt"] or row["attempt"],
             "data": None,
+            **columns,
         }
         for row in rows
     ]
@@ -273,24 +368,28 @@ def links(rows: Iterable[Mapping[str, Any]], attempt: str) -> list[dict[str, Any
 
 def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, Stored]:
     """Return the artifacts, by path, whose last chunk is among these rows of one attempt."""
-    rows = list(rows)
-    shared: dict[str, dict[int, int]] = defaultdict(dict)
+    by_path: dict[str, dict[int, Mapping[str, Any]]] = defaultdict(dict)
     for row in rows:
-        if row.get("held_key") not in (None, row.get("checkpoint_key")):
-            shared[row["path"]][row["chunk_no"]] = row["chunk_size"]
-    return {
-        row["path"]: Stored(
-            row["path"], int(row["artifact_size"]), row["artifact_sha256"], sum(shared[row["path"]].values())
-        )
-        for row in rows
-        if row["chunk_count"] is not None
-    }
+        by_path[row["path"]][row["chunk_no"]] = row
+    found = {}
+    for path, chunks in by_path.items():
+        last = chunks[max(chunks)]
+        if last["chunk_count"] is not None:
+            borrowed = (row for row in chunks.values() if row.get("held_key") not in (None, row.get("checkpoint_key")))
+            shared = sum(row["chunk_size"] for row in borrowed)
+            rows_of_it = tuple(chunks[number] for number in sorted(chunks))
+            found[path] = Stored(path, int(last["artifact_size"]), last["artifact_sha256"], shared, rows_of_it)
+    return found
 
 
 def chunk_rows(
-    columns: Mapping[str, Any], pieces: Iterable[Buffer], *, also: Hash | None = None
+    columns: Mapping[str, Any],
+    pieces: Iterable[Buffer],
+    *,
+    also: Hash | None = None,
+    base: Callable[[], Base | None] = lambda: None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of an artifact, at least one; the last carries the totals.
+    """Yield the rows of an artifact, at least one; the last carries the totals, borrowed ones have no bytes.
 
     Pieces are taken in the caller's thread; two others hash the next few chunks while the caller writes.
     """
@@ -303,18 +402,22 @@ def chunk_rows(
 
     def row(number: int, chunk: Buffer, added: Future[None], chunk_hash: Future[str], *, last: bool) -> dict[str, Any]:
         added.result()
+        sha256 = chunk_hash.result()
+        known = base() if len(chunk) >= SHARED_FROM_BYTES else None
+        borrowed = known.holders.get(sha256) if known else None
         return {
             **columns,
+            **(borrowed or {}),
             "chunk_no": number,
             "chunk_size": len(chunk),
-            "chunk_sha256": chunk_hash.result(),
+            "chunk_sha256": sha256,
             "chunk_count": number + 1 if last else None,
             "artifact_size": size if last else None,
             "artifact_sha256": whole.hexdigest() if last else None,
-            "data": chunk,
+            "data": None if borrowed else chunk,
         }
 
-    chunks = _cut(pieces)
+    chunks = _cut_by_content(pieces) if columns.get("cutting") == Cutting.CONTENT else _cut(pieces)
     first = next(chunks, b"")
     hashing: deque[tuple[int, Buffer, Future[None], Future[str]]] = deque()
     with ThreadPoolExecutor(max_workers=1) as of_whole, ThreadPoolExecutor(max_workers=1) as of_chunks:
@@ -364,6 +467,35 @@ def _cut(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
         yield bytes(rest)
 
 
+def _cut_by_content(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+    """Cut pieces of any sizes where their content says so.
+
+    Where a chunk ends depends only on the bytes from its beginning on, up to the largest size of a chunk: a window that
+    has as many cuts as the whole would.
+    """
+    from fastcdc import fastcdc
+
+    sizes = {"min_size": CDC_MIN_BYTES, "avg_size": CDC_AVERAGE_BYTES, "max_size": CDC_MAX_BYTES}
+    rest = bytearray()
+
+    def cut(*, to_the_end: bool) -> Iterator[memoryview]:
+        window = memoryview(bytes(rest))
+        for found in fastcdc(window, **sizes):
+            if not to_the_end and found.offset + CDC_MAX_BYTES > len(window):
+                break
+            yield window[found.offset : found.offset + found.length]
+            del rest[: found.length]
+
+    for piece in pieces:
+        view = _buffer(piece)
+        for at in range(0, len(view), _CDC_WINDOW_BYTES):
+            rest += view[at : at + _CDC_WINDOW_BYTES]
+            if len(rest) >= _CDC_WINDOW_BYTES:
+                yield from cut(to_the_end=False)
+    if rest:
+        yield from cut(to_the_end=True)
+
+
 def _buffer(piece: object) -> memoryview:
     if not isinstance(piece, bytes | bytearray | memoryview):
         raise InvalidInputError(f"state must be bytes, not {type(piece).__name__}")
@@ -389,8 +521,11 @@ def _read_pieces(file: BinaryIO) -> Iterator[bytes]:
         yield piece
 
 
-def _write_from_executors(engine: Engine, columns: Mapping[str, Any], source: SharedFile) -> Stored:
-    task = pickle.dumps((str(source.path), dict(columns)))
+def _write_from_executors(
+    engine: Engine, columns: Mapping[str, Any], source: SharedFile, base: Callable[[], Base | None]
+) -> Stored:
+    known = base() if Path(source.path).stat().st_size >= SHARED_FROM_BYTES else None
+    task = pickle.dumps((str(source.path), dict(columns), known))
     engine.append_made(Table.ARTIFACTS, [task], file_chunks)
     named = [Equals(name, columns[name]) for name in ("checkpoint_key", "attempt", "path")]
     return totals(facts(engine, columns["stream"], named))[columns["path"]]
@@ -398,8 +533,8 @@ def _write_from_executors(engine: Engine, columns: Mapping[str, Any], source: Sh
 
 def file_chunks(task: bytes) -> Iterator[pa.RecordBatch]:
     """Yield a file's chunk rows one by one, so that an executor's memory stays small."""
-    path, columns = pickle.loads(task)
-    for row in chunk_rows(columns, _file_pieces(Path(path))):
+    path, columns, known = pickle.loads(task)
+    for row in chunk_rows(columns, _file_pieces(Path(path)), base=lambda: known):
         yield from as_table([row]).to_batches()
 
 
@@ -420,15 +555,21 @@ def _load(
     named = Equals("checkpoint_key", key), Equals("path", path), *of_attempt
     columns = (
         "attempt", "chunk_no", "chunk_count", "chunk_size", "chunk_sha256", "artifact_size", "artifact_sha256",
-        "held_key", "held_attempt", "data",
+        "held_key", "held_attempt", "held_no", "data",
     )  # fmt: skip
     numbers = Between("chunk_no", first, first + engine.batch_chunks)
     rows = _with_views(_scan(engine, path, (of_stream, *named, numbers), columns))
-    holders = {(row["held_key"], row["held_attempt"]) for row in rows if row["data"] is None}
-    for holder in holders:
-        wanted = [row for row in rows if (row["held_key"], row["held_attempt"]) == holder]
+    for key_there, attempt_there in {(row["held_key"], row["held_attempt"]) for row in rows if row["data"] is None}:
+        wanted = [row for row in rows if (row["held_key"], row["held_attempt"]) == (key_there, attempt_there)]
         hashes = In("chunk_sha256", tuple({row["chunk_sha256"] for row in wanted}))
-        place = (of_stream, Equals("checkpoint_key", holder[0]), Equals("attempt", holder[1]), hashes)
+        numbers_there = {row["held_no"] for row in wanted}
+        place: list[Condition] = [
+            of_stream,
+            Equals("checkpoint_key", key_there),
+            Equals("attempt", attempt_there),
+            hashes,
+        ]
+        place += [In("chunk_no", tuple(numbers_there))] if None not in numbers_there else []
         held = _with_views(_scan(engine, path, place, ("chunk_sha256", "data")))
         bytes_by_hash = {row["chunk_sha256"]: row["data"] for row in held if row["data"] is not None}
         for row in wanted:

@@ -152,7 +152,9 @@ class Checkpointer:
             staging.begun.add(path)
             attempt = staging.attempt
         kind = "delta" if delta else "snapshot"
-        stored = self._stream.stage(key, attempt, path, kind, data, operator=operator, partition=partition)
+        stored = self._stream.stage(
+            key, attempt, path, kind, data, base=self._stream.base, operator=operator, partition=partition
+        )
         with self._lock:
             staging.stored[path] = (attempt, stored)
         return stored.sha256
@@ -172,11 +174,7 @@ class Checkpointer:
         own = {path: stored for path, (under, stored) in staged.items() if under == attempt and path in listed}
         others = {path: staged[path][1].sha256 if path in staged else sha for path, sha in listed.items()}
         missing = {path: sha for path, sha in others.items() if path not in own}
-        adopted, vias = (
-            self._stream.adopt(key, attempt, missing, partial(_check_entries, manifest))
-            if missing
-            else ({}, frozenset())
-        )
+        adopted = self._stream.adopt(key, attempt, missing, partial(_check_entries, manifest)) if missing else {}
         lost = sorted(set(missing) - set(adopted))
         draft = Draft(
             key=key,
@@ -186,7 +184,6 @@ class Checkpointer:
             artifacts={**own, **adopted},
             prepared=True,
             parent=manifest.parent_id if manifest.stands_on_parent else None,
-            vias=vias,
             facts={**_facts(manifest), "details": json.dumps({"missing": lost}) if lost else None},
         )
         self._stream.save(draft)

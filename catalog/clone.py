@@ -5,7 +5,7 @@ Borrowed chunks become the copy's own bytes, so that nothing depends on what was
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -47,7 +47,9 @@ def copy_stream(source: Stream, target: Stream) -> CopiedStream:
         )
     kept = [one for one in history.values() if one.unpurged]
     size = sum(_copy_artifacts(source, target, one) for one in kept)
-    for outcome in target.insert(revisions):
+    # The copy holds all its bytes itself.
+    own = [replace(one, shared_bytes=0) if one.shared_bytes else one for one in revisions]
+    for outcome in target.insert(own):
         if outcome is not Outcome.INSERTED:
             raise CheckpointExistsError(f"somebody else wrote stream {source.label!r} into the other catalog meanwhile")
     return CopiedStream(source.label, len(kept), size)
@@ -76,7 +78,7 @@ def _copy_artifact(
     size = 0
     batch: list[dict[str, Any]] = []
     for number, chunk in zip(count(), source.stream_chunks(checkpoint.key, path, from_trash=True), strict=False):
-        own = {**by_number[number], "held_key": None, "held_attempt": None, "via": None}
+        own = {**by_number[number], "held_key": None, "held_attempt": None, "held_no": None, "via": None}
         batch.append({**own, "data": chunk})
         size += len(chunk)
         if len(batch) == artifacts.BATCH_CHUNKS:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from catalog.artifacts import Kept
+from catalog.handles import ArtifactHandle
 from catalog.manifest import CheckpointManifest, CheckpointManifestV2, Manifest, Positions
 from catalog.state import CheckpointState
 
@@ -109,6 +110,16 @@ def contents(manifest: Manifest, kept: Mapping[str, Kept], state: CheckpointStat
             data = inline.inline_state(name)
             if data is not None:
                 found[name, None] = (_chunk(data),)
+        for operator, handles in manifest.operator_handles.items():
+            found[operator, None] = tuple(
+                chunk
+                for _, handle in sorted(handles.items())
+                for chunk in (
+                    kept[handle.path].chunks
+                    if isinstance(handle, ArtifactHandle) and handle.path in kept
+                    else ((handle.size_bytes, handle.sha256),)
+                )
+            )
         if manifest.STATE_PATH in kept:
             found[None, None] = kept[manifest.STATE_PATH].chunks
     elif state is not None:

@@ -18,11 +18,18 @@ CatalogError
 ├── CorruptError                          stored bytes are not what was saved
 ├── BrokenChainError                      a delta whose parents are not all there
 ├── DeserializationError (ValueError)     bytes that are no CheckpointState
+├── CheckpointStreamError (OSError)       state could not be written or read through a stream
+│   ├── StreamClosedError (ValueError)
+│   └── UnknownHandleError (LookupError)  a handle from elsewhere, or whose state is gone
+├── SnapshotCancelledError (CancelledError)  a snapshot was cancelled; nothing of it is left
+├── CheckpointAbortedError                an operator failed or was too slow: the id is given up
 ├── ConflictError                         nothing happened: try again
-│   └── LockTimeoutError (TimeoutError)
+│   ├── LockTimeoutError (TimeoutError)
+│   └── BasePurgedError                   borrowed bytes were purged meanwhile: write them anew
 └── UnknownOutcomeError                   it may have happened: look before trying again
 """
 
+from concurrent.futures import CancelledError
 from typing import Any
 
 
@@ -107,12 +114,36 @@ class DeserializationError(CatalogError, ValueError):
     """Bytes that are not a serialized CheckpointState."""
 
 
+class CheckpointStreamError(CatalogError, OSError):
+    """State could not be written to a checkpoint stream, or read from one."""
+
+
+class StreamClosedError(CheckpointStreamError, ValueError):
+    """The stream was closed before."""
+
+
+class UnknownHandleError(CheckpointStreamError, LookupError):
+    """The handle is from elsewhere, or its state is gone."""
+
+
+class SnapshotCancelledError(CatalogError, CancelledError):
+    """The snapshot was cancelled; nothing that it had written is left."""
+
+
+class CheckpointAbortedError(CatalogError):
+    """A checkpoint was given up because an operator failed or took too long; its id is closed."""
+
+
 class ConflictError(CatalogError):
     """Another writer was faster, again and again; nothing was written, so try again."""
 
 
 class LockTimeoutError(ConflictError, TimeoutError):
     """The table's lock was not free in time; nothing was written."""
+
+
+class BasePurgedError(ConflictError):
+    """A checkpoint whose bytes a save borrows was purged meanwhile; nothing was written."""
 
 
 class UnknownOutcomeError(CatalogError):

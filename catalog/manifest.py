@@ -5,93 +5,23 @@ keys, no spaces, UTF-8) give one SHA-256 per content.
 """
 
 import base64
-import binascii
 import hashlib
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 from urllib.parse import quote
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from catalog import keys
 from catalog.errors import ArtifactNotFoundError, CorruptError, InvalidInputError
+from catalog.handles import ArtifactHandle, StoredHandle
 from catalog.lifecycle import Checkpoint
+from catalog.stored_json import I64, U16, U32, U64, Name, Names, StoredJson, Uuid7, decode_base64, plain
 
 DEFAULT_VNODE_COUNT = 256
 INLINE_THRESHOLD_BYTES = 1 << 20
 INLINE_THRESHOLD_MAX_BYTES = 64 << 20
-
-
-def _name(value: str) -> str:
-    return keys.text(value, "name")
-
-
-U16 = Annotated[int, Field(ge=0, le=2**16 - 1)]
-U32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
-U64 = Annotated[int, Field(ge=0, le=keys.U64_MAX)]
-I64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-Name = Annotated[str, AfterValidator(_name)]
-Names = Annotated[list[Name], AfterValidator(lambda names: sorted(set(names)))]
-Uuid7 = Annotated[str, AfterValidator(keys.uuid7)]
-
-
-class StoredJson(BaseModel):
-    """JSON with known fields of exact types, and unknown ones that are kept."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """Return the manifest in this JSON text.
-
-        Raises:
-            InvalidInputError: it is not JSON, a required field is missing, or a value has the wrong type or range.
-        """
-        if not isinstance(text, str | bytes | bytearray):
-            raise InvalidInputError(f"{cls.__name__}: JSON must be text or bytes, not {type(text).__name__}")
-        try:
-            parsed = json.loads(text, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
-            raise InvalidInputError(f"{cls.__name__}: not JSON: {error}") from error
-        return cls.from_dict(parsed)
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the manifest with these fields; see from_json."""
-        try:
-            return cls.model_validate(fields)
-        except ValidationError as error:
-            raise InvalidInputError(_explain(cls.__name__, error)) from error
-
-    @classmethod
-    def _of(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the manifest with these fields, which may hold models."""
-        try:
-            return cls.from_dict(_plain(fields))
-        except RecursionError as error:
-            raise InvalidInputError(f"{cls.__name__}: nested too deeply") from error
-
-    def canonical(self) -> str:
-        """Return the canonical JSON text: equal manifests give equal text."""
-        try:
-            text = json.dumps(
-                self.model_dump(warnings=False),
-                sort_keys=True,
-                separators=(",", ":"),
-                ensure_ascii=False,
-                allow_nan=False,
-            )
-            text.encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidInputError(f"{type(self).__name__}: not representable as JSON: {error}") from error
-        return text
-
-    def checked(self) -> Self:
-        """Return it validated again, because model_copy and model_construct validate nothing."""
-        return self.from_json(self.canonical())
-
 
 M = TypeVar("M", bound=StoredJson)
 Positions = dict[tuple[str, str], str]
@@ -181,6 +111,8 @@ class CheckpointManifest(StoredJson):
     """256 in a new manifest; absent in JSON it is 0, a legacy manifest."""
     state_checksum: str | None = None
     """SHA-256 in lower-case hex over all state, inline and external; the store fills it in."""
+    operator_handles: dict[Name, dict[Name, StoredHandle]] = Field(default={}, exclude_if=lambda found: not found)
+    """Operators' state in checkpoint streams, by operator and name; not in JSON where there is none."""
 
     @classmethod
     def new(cls, checkpoint_id: int, epoch: int, *, timestamp_ms: int | None = None, **fields: Any) -> Self:
@@ -193,7 +125,7 @@ class CheckpointManifest(StoredJson):
         """Return a copy in which a sink is `Pending`, `Committed` or `Failed` (with why)."""
         value = {"Failed": error} if status == "Failed" else status
         return self.from_dict(
-            {**self.model_dump(), "sink_commit_statuses": _plain({**self.sink_commit_statuses, sink: value})}
+            {**self.model_dump(), "sink_commit_statuses": plain({**self.sink_commit_statuses, sink: value})}
         )
 
     def inline_hash(self) -> str | None:
@@ -201,6 +133,15 @@ class CheckpointManifest(StoredJson):
         inline = [(name, op.state_b64) for name, op in sorted(self.operator_states.items()) if not op.external]
         parts = [part for name, state in inline if state is not None for part in (name.encode(), state.encode())]
         return hashlib.sha256(b"".join(part + b"\0" for part in parts)).hexdigest() if parts else None
+
+    def artifact_handles(self) -> dict[str, tuple[str, str, ArtifactHandle]]:
+        """Return operator, name and handle of all state in checkpoint streams that is an artifact, by path."""
+        return {
+            handle.path: (operator, name, handle)
+            for operator, handles in self.operator_handles.items()
+            for name, handle in handles.items()
+            if isinstance(handle, ArtifactHandle)
+        }
 
     @property
     def expects_state(self) -> bool:
@@ -324,14 +265,6 @@ MODELS: Mapping[str, type[Manifest]] = {
 }
 
 
-def decode_base64(text: str, what: str) -> bytes:
-    """Return the bytes of padded standard base64, else refuse it."""
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidInputError(f"{what} is not base64: {error}") from error
-
-
 def artifact_path(checkpoint_id: str, operator: str, partition: int, *, delta: bool) -> str:
     """Return the path of an operator partition's artifact; a name is quoted, so it cannot leave its place."""
     # quote() leaves dots alone, and ".." is a step upwards in most path handling.
@@ -396,23 +329,3 @@ def _positions(sources: Mapping[str, ConnectorCheckpoint] | Mapping[str, SourceO
 def sha256_text(text: str) -> str:
     """Return the SHA-256 of a text's UTF-8 bytes, in lower-case hex."""
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    """Return models inside maps and lists as plain JSON values, so that one validation sees everything."""
-    if isinstance(value, BaseModel):
-        return value.model_dump()
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple | set | frozenset) else value
-
-
-def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is not a JSON number")
-
-
-def _explain(what: str, error: ValidationError) -> str:
-    """Return one sentence for pydantic's findings."""
-    found = error.errors(include_url=False)
-    first = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'value'}: {one['msg']}" for one in found[:3])
-    return f"{what}: {first}" + (f" (and {len(found) - 3} more)" if len(found) > 3 else "")

@@ -13,8 +13,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from catalog import artifacts, chains, keys, lifecycle, retention
-from catalog.artifacts import Source, Stored
+from catalog.artifacts import Base, Cutting, Source, Stored
 from catalog.errors import (
+    BasePurgedError,
     BrokenChainError,
     CheckpointExistsError,
     ConflictError,
@@ -52,9 +53,13 @@ class Draft:
     artifacts: Mapping[str, Stored] = field(default_factory=dict)
     prepared: bool = False
     parent: str | None = None
-    vias: frozenset[str] = frozenset()
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of `checkpoints`."""
+
+    @property
+    def vias(self) -> frozenset[str]:
+        """The checkpoints that its artifacts are borrowed through."""
+        return frozenset().union(*(one.vias for one in self.artifacts.values()))
 
     @property
     def content_sha256(self) -> str:
@@ -65,7 +70,24 @@ class Draft:
 class Stream(StreamReader):
     """One stream's rows, and the steps that may be taken on them; see `sweep` for the last one."""
 
+    _saved: Base | None = None
+    """What was last saved here."""
+
     # -- staging ---------------------------------------------------------------------------------------------------
+
+    def base(self, key: str | None = None) -> Base | None:
+        """Return a checkpoint whose chunks need not be written again, None if there is none.
+
+        Args:
+            key: this live one; else what was last saved here, which is known without a look, else the latest.
+        """
+        if key is None and self._saved is not None:
+            return self._saved
+        found = self.require_live(key, self.find(key, manifest=False)) if key else self.latest()
+        if found is None or found.origin is None or found.origin.attempt is None:
+            return None
+        named = Equals("checkpoint_key", found.key), Equals("attempt", found.origin.attempt)
+        return Base(found.key, artifacts.facts(self.engine, self.stream, named))
 
     def check_open(self, key: str) -> None:
         """Refuse to stage for an id that already has a row, or for a stream that holds another format."""
@@ -81,9 +103,22 @@ class Stream(StreamReader):
         raise self.closed(found)
 
     def stage(
-        self, key: str, attempt: str, path: str, kind: str, source: Source, *, also: Any = None, **columns: Any
+        self,
+        key: str,
+        attempt: str,
+        path: str,
+        kind: str,
+        source: Source,
+        *,
+        also: Any = None,
+        base: Callable[[], Base | None] = lambda: None,
+        cutting: Cutting = Cutting.FIXED,
+        **columns: Any,
     ) -> Stored:
-        """Write an artifact under an attempt: durable, and invisible until a checkpoint names the attempt."""
+        """Write an artifact under an attempt: durable, and invisible until a checkpoint names the attempt.
+
+        Chunks that the base has are borrowed instead of written; the rest is as `artifacts.write` takes it.
+        """
         shared = {
             "stream": self.stream,
             "checkpoint_key": key,
@@ -94,7 +129,7 @@ class Stream(StreamReader):
             "staged_at": self.clock(),
             **columns,
         }
-        return artifacts.write(self.engine, shared, source, also=also)
+        return artifacts.write(self.engine, shared, source, also=also, base=base, cutting=cutting)
 
     def adopt(
         self,
@@ -102,7 +137,7 @@ class Stream(StreamReader):
         attempt: str,
         wanted: Mapping[str, str | None],
         check: Callable[[dict[str, Stored]], None] = lambda _: None,
-    ) -> tuple[dict[str, Stored], frozenset[str]]:
+    ) -> dict[str, Stored]:
         """Make artifacts that another writer staged for this id part of an attempt, without moving their bytes.
 
         Args:
@@ -112,7 +147,7 @@ class Stream(StreamReader):
             check: refuses what was found, before anything is written.
 
         Returns:
-            What was found, and the checkpoints it was borrowed through.
+            What was found.
         """
         rows = artifacts.facts(self.engine, self.stream, [Equals("checkpoint_key", key), In("path", tuple(wanted))])
         saved = self.find(key, manifest=False)
@@ -126,11 +161,12 @@ class Stream(StreamReader):
             stored = artifacts.totals(chunks).get(path)
             if stored and wanted[path] in (None, stored.sha256):
                 chosen[path] = chunks
-        linked = [row for chunks in chosen.values() for row in artifacts.links(chunks, attempt)]
+        now = self.clock()
+        linked = [row for chunks in chosen.values() for row in artifacts.links(chunks, attempt, staged_at=now)]
         check(artifacts.totals(linked))
         if linked:
             self.engine.append(Table.ARTIFACTS, [arrow(Table.ARTIFACTS, linked)])
-        return artifacts.totals(linked), frozenset(row["via"] for row in linked if row["via"])
+        return artifacts.totals(linked)
 
     # -- coming ----------------------------------------------------------------------------------------------------
 
@@ -141,6 +177,7 @@ class Stream(StreamReader):
             CheckpointExistsError, TrashedError, PurgedError, AbandonedError: the id is taken, by other content.
             InvalidInputError: the stream holds another format.
             BrokenChainError: the parent of its deltas is not there any more.
+            BasePurgedError: chunks that it borrows were purged meanwhile; stage all bytes anew.
         """
         row = self._draft_row(draft)
         guards = [Unless(format_other_than=draft.format)]
@@ -154,6 +191,7 @@ class Stream(StreamReader):
             others, counted = self._auto_prune(row, history, planner) if planner else ([], [])
             outcome, *_rest = self.insert([row, *others], guards + counted)
             if outcome is Outcome.INSERTED:
+                self._saved = Base(draft.key, [row for one in draft.artifacts.values() for row in one.rows])
                 return
             found = self.find(draft.key)
             if found is not None:
@@ -238,14 +276,39 @@ class Stream(StreamReader):
 
     def _explain_refusal(self, draft: Draft) -> None:
         """Raise why the guards refused a save; a plan that has to be made anew is no reason."""
-        history = self.history()
-        for key in {draft.parent, *draft.vias}:
-            if key in history and history[key].status is Status.PURGED:
-                raise BrokenChainError(
-                    f"checkpoint {draft.key} stands on {key}, which was purged meanwhile: write a snapshot instead",
-                    stream=self.label,
-                    key=draft.key,
-                )
+        purged = {key for key, one in self.history().items() if one.status is Status.PURGED}
+        facts = {"stream": self.label, "key": draft.key}
+        if draft.parent in purged:
+            raise BrokenChainError(
+                f"checkpoint {draft.key} stands on {draft.parent}, which was purged meanwhile: write a snapshot",
+                **facts,
+            )
+        if gone := sorted(draft.vias & purged):
+            self._saved = None
+            raise BasePurgedError(
+                f"checkpoint {draft.key} borrows bytes of {gone[0]}, which was purged meanwhile: nothing was saved, "
+                "write all bytes anew",
+                **facts,
+            )
+
+    def abandon(self, key: str, attempt: str, reason: str) -> None:
+        """Close an id that was never saved, one commit: what was staged for it is garbage at once.
+
+        Raises:
+            CheckpointExistsError: somebody has saved it.
+        """
+        mark = self.mark(self.history([key]), key, 0, Change.ABANDONED, reason, attempt=attempt)
+        if self.insert([mark])[0] is not Outcome.INSERTED:
+            self._saved_by_another(key)
+
+    def _saved_by_another(self, key: str) -> None:
+        found = self.find(key, manifest=False)
+        if found is not None and found.status is not Status.ABANDONED:
+            raise CheckpointExistsError(
+                f"checkpoint {found.id} of stream {self.label!r} was saved, and is not given up: it is {found.status}",
+                stream=self.label,
+                key=key,
+            )
 
     # -- changing --------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from catalog import chains, recovery
 from catalog.errors import CatalogError, InvalidInputError
 from catalog.lifecycle import Checkpoint, History
-from catalog.manifest import CheckpointManifestV2, Manifest, Positions, parse_any, parse_stored
+from catalog.manifest import CheckpointManifest, CheckpointManifestV2, Manifest, Positions, parse_any, parse_stored
 from catalog.protocol import Stream
 from catalog.recovery import RecoveryReport, Requirement
 from catalog.validation import ValidationResult, failure, needed_paths
@@ -99,8 +99,10 @@ def parts(stream: Stream, key: str) -> tuple[Manifest, str, list[StatePart]]:
     manifest = parse_any(checkpoint, stream.label)
     text = (checkpoint.content and checkpoint.content.manifest) or ""
     if not isinstance(manifest, CheckpointManifestV2):
-        paths = sorted(needed_paths(checkpoint, manifest))
-        return manifest, text, [StatePart(path, key, None, None, False) for path in paths]
+        named = manifest.artifact_handles() if isinstance(manifest, CheckpointManifest) else {}
+        of_operator = {path: operator for path, (operator, _, _) in named.items()}
+        paths = sorted(needed_paths(checkpoint, manifest), key=lambda path: (of_operator.get(path, ""), path))
+        return manifest, text, [StatePart(path, key, of_operator.get(path), None, False) for path in paths]
     line = [key]
     if manifest.stands_on_parent:
         line += chains.ancestors(stream.history(), key)

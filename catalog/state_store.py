@@ -57,7 +57,7 @@ class CheckpointStateStore:
         stored = {}
         if not inline:
             stream.check_format()
-            stored = {STATE_PATH: stream.stage(key, attempt, STATE_PATH, "state", data)}
+            stored = {STATE_PATH: stream.stage(key, attempt, STATE_PATH, "state", data, base=stream.base)}
         draft = Draft(
             key=key,
             format=manifest.FORMAT,

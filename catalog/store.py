@@ -2,13 +2,21 @@
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from catalog import artifacts, keys, restore, retention
-from catalog.artifacts import Source, Stored
-from catalog.errors import ArtifactNotFoundError, CheckpointExistsError, CorruptError, InvalidInputError
+from catalog.artifacts import Base, Cutting, SharedFile, Source, Stored
+from catalog.errors import (
+    ArtifactNotFoundError,
+    BasePurgedError,
+    CheckpointExistsError,
+    CorruptError,
+    InvalidInputError,
+)
+from catalog.handles import StateHandle
 from catalog.lifecycle import Change, Checkpoint, live_keys
 from catalog.manifest import (
     DEFAULT_VNODE_COUNT,
@@ -22,6 +30,12 @@ from catalog.manifest import (
 from catalog.protocol import PRUNE_UNDO, Draft, Stream
 from catalog.recovery import RecoveryReport
 from catalog.retention import Planner
+from catalog.stream_factory import (
+    MAX_AMPLIFICATION,
+    STREAM_THRESHOLD_BYTES,
+    CatalogStreamFactory,
+    open_handle,
+)
 from catalog.sweep import ORPHAN_GRACE, clean_up
 from catalog.validation import ValidationResult, failure
 from catalog.verify import Verifier
@@ -82,23 +96,39 @@ class CheckpointStore:
         manifest, key = self._checked(manifest)
         with self._lock:
             attempt, stored = self._staged.get(key, (keys.new_uuid7(), None))
-        if stored is None and manifest.expects_state:
+        if manifest.artifact_handles() or (stored is None and manifest.expects_state):
             self._save_adopting(manifest, key, attempt)
             return
         try:
-            self._save_staged(manifest, key, attempt, stored)
+            self._save_staged(manifest, key, attempt, {STATE_PATH: stored} if stored else {})
         except CheckpointExistsError:
             if stored is not None:
                 raise
             # It may be the same content: what was staged for the first save is not known here any more.
             self._save_adopting(manifest, key, attempt)
 
-    def save_with_state(self, manifest: CheckpointManifest, state: Source | None) -> None:
+    def save_with_state(
+        self,
+        manifest: CheckpointManifest,
+        state: Source | None,
+        *,
+        previous: int | None = None,
+        share: bool = True,
+        cutting: Cutting | str = Cutting.FIXED,
+    ) -> None:
         """Save a manifest with its state: the state becomes durable first, then the manifest with its checksum.
+
+        Chunks that an earlier checkpoint already has are not written again; they live as long as anyone needs them.
 
         Args:
             manifest: its state_checksum is computed here.
             state: bytes, pieces of bytes in order, a file (pathlib.Path), or a SharedFile; None is the same as save.
+            previous: the checkpoint to share chunks with, by default the latest.
+            share: False writes all bytes.
+            cutting: "fixed" for state that changes in place, "content" for state in which bytes are inserted.
+
+        Raises:
+            BasePurgedError: the checkpoint it shares with was purged meanwhile, and an iterator cannot be read again.
         """
         if state is None:
             self.save(manifest)
@@ -106,12 +136,95 @@ class CheckpointStore:
         manifest, key = self._checked(manifest)
         artifacts.check_source(state)
         self._stream.check_format()
+        base = self._base(previous, share)
+        try:
+            self._save_state(manifest, key, state, base, _cutting(cutting))
+        except BasePurgedError:
+            if not isinstance(state, bytes | bytearray | memoryview | Path | SharedFile | list | tuple):
+                raise
+            self._save_state(manifest, key, state, lambda: None, _cutting(cutting))
+
+    def _save_state(
+        self,
+        manifest: CheckpointManifest,
+        key: str,
+        state: Source,
+        base: Callable[[], Base | None],
+        cutting: Cutting,
+    ) -> None:
         attempt = keys.new_uuid7()
         inline = manifest.inline_hash()
         mixed = hashlib.sha256(inline.encode()) if inline else None
-        stored = self._stream.stage(key, attempt, STATE_PATH, "state", state, also=mixed)
+        stored = self._stream.stage(key, attempt, STATE_PATH, "state", state, also=mixed, base=base, cutting=cutting)
         checksum = mixed.hexdigest() if mixed else stored.sha256
-        self._save(manifest.model_copy(update={"state_checksum": checksum}), key, attempt, stored, frozenset())
+        self._save(manifest.model_copy(update={"state_checksum": checksum}), key, attempt, {STATE_PATH: stored})
+
+    def _base(self, previous: int | None, share: bool) -> Callable[[], Base | None]:
+        key = None if previous is None else keys.integer_key(previous, "previous")
+        return (lambda: self._stream.base(key)) if share else lambda: None
+
+    # -- checkpoint streams ----------------------------------------------------------------------------------------
+
+    def stream_factory(
+        self,
+        checkpoint_id: int,
+        *,
+        previous: int | None = None,
+        share: bool = True,
+        threshold: int = STREAM_THRESHOLD_BYTES,
+        max_amplification: float = MAX_AMPLIFICATION,
+        cutting: Cutting | str = Cutting.FIXED,
+    ) -> CatalogStreamFactory:
+        """Return a factory of output streams for the state of a checkpoint (seed 001).
+
+        Args:
+            checkpoint_id: the checkpoint; `save_with_handles` saves it.
+            previous: the checkpoint to share state with, by default the latest.
+            share: False if the checkpoint must depend on nothing old.
+            threshold: state of at most so many bytes rides in its handle; 0 to 1 MiB.
+            max_amplification: reuse is advised against if it keeps more than so many times the used space alive.
+            cutting: "fixed" for state that changes in place, "content" for state in which bytes are inserted.
+        """
+        return CatalogStreamFactory(
+            self._stream,
+            keys.integer_key(checkpoint_id),
+            previous=None if previous is None else keys.integer_key(previous, "previous"),
+            share=share,
+            threshold=threshold,
+            max_amplification=max_amplification,
+            cutting=_cutting(cutting),
+        )
+
+    def save_with_handles(self, manifest: CheckpointManifest, factory: CatalogStreamFactory) -> None:
+        """Save a manifest whose operator_handles were written, duplicated or reused through this factory.
+
+        Raises:
+            UnknownHandleError: a handle is from elsewhere; nothing was saved.
+            BasePurgedError: state that it shares was purged meanwhile; nothing was saved, take the checkpoint again.
+        """
+        manifest, key = self._checked(manifest)
+        if key != factory.key:
+            made_for = keys.checkpoint_id(factory.key)
+            raise InvalidInputError(f"the factory was made for checkpoint {made_for}, not {manifest.checkpoint_id}")
+        handles = [handle for _, _, handle in manifest.artifact_handles().values()]
+        self._save_staged(manifest, key, factory.attempt, factory.finish(handles))
+
+    def open_handle(self, handle: StateHandle, *, of: int | None = None) -> BinaryIO:
+        """Return a seekable file with the state of a handle; every byte is verified.
+
+        Args:
+            handle: from a manifest or a stream.
+            of: the saved checkpoint whose manifest it is from.
+        """
+        return open_handle(self._stream, handle, through=None if of is None else keys.integer_key(of))
+
+    def abandon(self, checkpoint_id: int, factory: CatalogStreamFactory, reason: str) -> None:
+        """Close an id that will not be saved: what was staged for it is garbage at once, and the sweep takes it.
+
+        Raises:
+            CheckpointExistsError: somebody has saved it.
+        """
+        self._stream.abandon(keys.integer_key(checkpoint_id), factory.attempt, reason)
 
     def save_state_data(self, checkpoint_id: int, state: Source) -> None:
         """Stage state for an id: durable and loadable at once, part of a checkpoint when its manifest is saved."""
@@ -270,21 +383,21 @@ class CheckpointStore:
 
     def _save_adopting(self, manifest: CheckpointManifest, key: str, attempt: str) -> None:
         """Save with state that was staged under another attempt."""
-        alone = manifest.state_checksum if not manifest.inline_hash() else None
-        found, vias = self._stream.adopt(key, attempt, {STATE_PATH: alone})
-        self._save_staged(manifest, key, attempt, found.get(STATE_PATH), vias)
+        wanted: dict[str, str | None] = {path: one.sha256 for path, (_, _, one) in manifest.artifact_handles().items()}
+        if manifest.expects_state or not wanted:
+            wanted[STATE_PATH] = manifest.state_checksum if not manifest.inline_hash() else None
+        found = self._stream.adopt(key, attempt, wanted)
+        if lost := sorted(wanted.keys() - found.keys() - {STATE_PATH}):
+            raise InvalidInputError(
+                f"checkpoint {manifest.checkpoint_id}: the state of handle {lost[0]!r} was not staged for it: use "
+                "save_with_handles, with the factory through which it was written or reused"
+            )
+        self._save_staged(manifest, key, attempt, found)
 
-    def _save_staged(
-        self,
-        manifest: CheckpointManifest,
-        key: str,
-        attempt: str,
-        stored: Stored | None,
-        vias: frozenset[str] = frozenset(),
-    ) -> None:
+    def _save_staged(self, manifest: CheckpointManifest, key: str, attempt: str, staged: Mapping[str, Stored]) -> None:
         if manifest.state_checksum is None:
-            manifest = self._with_checksum(manifest, key, attempt, stored)
-        self._save(manifest, key, attempt, stored, vias)
+            manifest = self._with_checksum(manifest, key, attempt, staged.get(STATE_PATH))
+        self._save(manifest, key, attempt, staged)
 
     def _with_checksum(
         self, manifest: CheckpointManifest, key: str, attempt: str, stored: Stored | None
@@ -298,16 +411,13 @@ class CheckpointStore:
             checksum = mixed.hexdigest()
         return manifest.model_copy(update={"state_checksum": checksum})
 
-    def _save(
-        self, manifest: CheckpointManifest, key: str, attempt: str, stored: Stored | None, vias: frozenset[str]
-    ) -> None:
+    def _save(self, manifest: CheckpointManifest, key: str, attempt: str, staged: Mapping[str, Stored]) -> None:
         draft = Draft(
             key=key,
             format=manifest.FORMAT,
             attempt=attempt,
             manifest=manifest.canonical(),
-            artifacts={STATE_PATH: stored} if stored else {},
-            vias=vias,
+            artifacts=staged,
             facts=_facts(manifest),
         )
         self._stream.save(draft, self._keep(self._max_retained, False) if self._max_retained else None)
@@ -328,6 +438,13 @@ class CheckpointStore:
         return Verifier(self._stream, vnode_count=self._vnode_count)
 
 
+def _cutting(value: object) -> Cutting:
+    try:
+        return Cutting(str(value))
+    except ValueError as error:
+        raise InvalidInputError(f"cutting must be one of {', '.join(Cutting)}, not {value!r}") from error
+
+
 def _facts(manifest: CheckpointManifest) -> dict[str, Any]:
     """Return the columns that queries and pruning need of a manifest."""
     statuses = list(manifest.sink_commit_statuses.values())
@@ -345,7 +462,7 @@ def _facts(manifest: CheckpointManifest) -> dict[str, Any]:
 
 def _merge(stored: CheckpointManifest, given: CheckpointManifest) -> CheckpointManifest:
     """Return the manifest after an update: sink by sink the further status, and nothing that must not change."""
-    if given.operator_states != stored.operator_states:
+    if (given.operator_states, given.operator_handles) != (stored.operator_states, stored.operator_handles):
         raise InvalidInputError(f"checkpoint {stored.checkpoint_id}: operator states cannot change after the save")
     if given.state_checksum not in (None, stored.state_checksum):
         raise InvalidInputError(f"checkpoint {stored.checkpoint_id}: the state checksum cannot change after the save")

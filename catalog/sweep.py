@@ -1,7 +1,7 @@
 """The last step: delete the bytes that nothing needs any more, and nothing can ever need again."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -10,11 +10,14 @@ from catalog import artifacts, chains, keys
 from catalog.errors import CorruptError
 from catalog.lifecycle import Change, History, Status
 from catalog.protocol import Stream, check_span
-from catalog.tables.port import Equals, In, Outcome, Table
+from catalog.tables.port import Condition, Equals, In, Outcome, Table
 
 ORPHAN_GRACE = timedelta(hours=1)
 SLICE = 200
 """Attempts per delete."""
+
+Attempts = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
+"""Chunk rows by (key, attempt)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,8 @@ def sweep(stream: Stream, grace: timedelta = ORPHAN_GRACE) -> SweepReport:
     """Delete the bytes that nothing needs any more and nothing can ever need again.
 
     This is where data could be lost. What keeps it: `checkpoints` is read before `artifacts`; what any unpurged
-    checkpoint needs stays; an attempt that no row names is deleted only after the next revision of its key says
-    abandoned, so that a save in progress finds its id closed instead of its bytes gone; and marks are durable
+    checkpoint needs stays, chunk by chunk; an attempt that no row names is deleted only after the next revision of its
+    key says abandoned, so that a save in progress finds its id closed instead of its bytes gone; and marks are durable
     before bytes go.
 
     Args:
@@ -49,27 +52,33 @@ def sweep(stream: Stream, grace: timedelta = ORPHAN_GRACE) -> SweepReport:
     noted = stream.clock()
     history = stream.history()
     rows = artifacts.facts(stream.engine, stream.stream, [])
-    needed = _needed(stream, history, rows)
-    rows.sort(key=lambda row: row["staged_at"])
-    newest = {(row["checkpoint_key"], row["attempt"]): row["staged_at"] for row in rows}
+    needed, held = _needed(stream, history, rows)
+    by_attempt: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_attempt[row["checkpoint_key"], row["attempt"]].append(row)
     dead: set[tuple[str, str]] = set()
     orphans: dict[str, list[str]] = defaultdict(list)
-    for key, attempt in sorted(newest.keys() - needed):
+    for key, attempt in sorted(by_attempt.keys() - needed):
         checkpoint = history.get(key)
         if checkpoint and (not checkpoint.unpurged or attempt in checkpoint.abandoned_attempts):
             dead.add((key, attempt))
-        elif newest[key, attempt] + grace <= noted:
+        elif max(row["staged_at"] for row in by_attempt[key, attempt]) + grace <= noted and not any(
+            _has(row, held) for row in by_attempt[key, attempt]
+        ):
             orphans[key].append(attempt)
     dead |= _abandon(stream, history, orphans)
     stream.engine.settle(Table.CHECKPOINTS)
-    chunks = _delete_attempts(stream, dead)
+    swept = {one: by_attempt[one] for one in dead if not all(_has(row, held) for row in by_attempt[one])}
+    chunks = _delete(stream, swept, held)
     _delete_purged_rows(stream, history)
-    purged = sum(1 for key, _ in dead if key in history and history[key].status is Status.PURGED)
-    return SweepReport(len(dead) - purged, purged, chunks)
+    purged = sum(1 for key, _ in swept if key in history and history[key].status is Status.PURGED)
+    return SweepReport(len(swept) - purged, purged, chunks)
 
 
-def _needed(stream: Stream, history: History, rows: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """Return the attempts that unpurged checkpoints need: their own, their parents', and those that hold bytes."""
+def _needed(
+    stream: Stream, history: History, rows: Iterable[Mapping[str, Any]]
+) -> tuple[set[tuple[str, str]], set[tuple[str, str, str]]]:
+    """Return the attempts of unpurged checkpoints and their parents, and the chunks elsewhere that have their bytes."""
     unpurged = {key for key, one in history.items() if one.unpurged}
     unpurged |= chains.needed_by(history, unpurged).keys()
     needed = set()
@@ -83,11 +92,16 @@ def _needed(stream: Stream, history: History, rows: Iterable[Mapping[str, Any]])
             )
         needed.add((key, origin.attempt))
     held = {
-        (row["held_key"], row["held_attempt"])
+        (row["held_key"], row["held_attempt"], row["chunk_sha256"])
         for row in rows
         if row["held_attempt"] and (row["checkpoint_key"], row["attempt"]) in needed
     }
-    return needed | held
+    return needed, held
+
+
+def _has(row: Mapping[str, Any], held: Set[tuple[str, str, str]]) -> bool:
+    """Say whether a row has bytes that somebody needs."""
+    return not row["held_attempt"] and (row["checkpoint_key"], row["attempt"], row["chunk_sha256"]) in held
 
 
 def _abandon(stream: Stream, history: History, orphans: Mapping[str, list[str]]) -> set[tuple[str, str]]:
@@ -111,12 +125,21 @@ def _abandon(stream: Stream, history: History, orphans: Mapping[str, list[str]])
     return closed
 
 
-def _delete_attempts(stream: Stream, dead: set[tuple[str, str]]) -> int:
+def _delete(stream: Stream, dead: Attempts, held: Set[tuple[str, str, str]]) -> int:
+    """Delete what nobody needs of dead attempts, and return how many chunks that were."""
+    whole: list[str] = []
+    places: list[list[Condition]] = []
+    for (_, attempt), rows in sorted(dead.items()):
+        kept = {row["chunk_sha256"] for row in rows if _has(row, held)}
+        garbage = {row["chunk_sha256"] for row in rows} - kept
+        if not kept:
+            whole.append(attempt)
+        elif garbage:
+            places.append([Equals("attempt", attempt), In("chunk_sha256", tuple(sorted(garbage)))])
     # Attempts are unique across keys; short slices, because a delete loses to every append of its stream.
-    attempts = sorted({attempt for _, attempt in dead})
-    slices = [tuple(attempts[at : at + SLICE]) for at in range(0, len(attempts), SLICE)]
+    places += [[In("attempt", tuple(whole[at : at + SLICE]))] for at in range(0, len(whole), SLICE)]
     of_stream = Equals("stream", stream.stream)
-    return sum(stream.engine.delete(Table.ARTIFACTS, [of_stream, In("attempt", one)]) for one in slices)
+    return sum(stream.engine.delete(Table.ARTIFACTS, [of_stream, *place]) for place in places)
 
 
 def _delete_purged_rows(stream: Stream, history: History) -> None:

@@ -18,8 +18,8 @@ from catalog.manifest import (
     Manifest,
     StateManifest,
     content_sha256,
-    decode_base64,
 )
+from catalog.stored_json import decode_base64
 
 Severity = Literal["warning", "integrity"]
 
@@ -153,9 +153,8 @@ def needed_paths(checkpoint: Checkpoint, manifest: Manifest) -> set[str]:
         case StateManifest():
             return {manifest.STATE_PATH} if manifest.state_b64 is None else set()
         case CheckpointManifest():
-            staged = checkpoint.origin is not None and bool(checkpoint.origin.artifact_count)
-            needs_it = staged or (manifest.expects_state and not _is_inline(manifest))
-            return {manifest.STATE_PATH} if needs_it else set()
+            needs_it = _has_state(checkpoint, manifest) or (manifest.expects_state and not _is_inline(manifest))
+            return {*manifest.artifact_handles(), *([manifest.STATE_PATH] if needs_it else [])}
 
 
 def metadata_issues(
@@ -201,21 +200,10 @@ def _artifact_issues(
             yield failure("holder_missing", f"bytes that checkpoint {lost[0][0]} holds for {path} are gone")
     if isinstance(manifest, CheckpointManifest):
         yield from _checksum_issues(checkpoint, manifest, kept)
-    if isinstance(manifest, CheckpointManifestV2):
-        for operator, entry in manifest.entries():
-            found = kept.get(entry.path)
-            if (
-                found
-                and found.complete
-                and (entry.size_bytes, entry.sha256 or found.sha256)
-                != (
-                    found.size,
-                    found.sha256,
-                )
-            ):
-                yield failure(
-                    "artifact_mismatch", f"operator {operator!r}: {entry.path} is not what the manifest lists"
-                )
+    for operator, path, size, sha256 in _listed(manifest):
+        found = kept.get(path)
+        if found and found.complete and (size, sha256 or found.sha256) != (found.size, found.sha256):
+            yield failure("artifact_mismatch", f"operator {operator!r}: {path} is not what the manifest lists")
     origin = checkpoint.origin
     if not missing and not partial and origin and origin.manifest is not None:
         hashes = {path: one.sha256 or "" for path, one in kept.items() if path in needed}
@@ -223,8 +211,17 @@ def _artifact_issues(
             yield failure("content_mismatch", "the manifest and its artifacts' hashes are not those that were saved")
 
 
+def _listed(manifest: Manifest) -> Iterable[tuple[str, str, int, str | None]]:
+    """Yield operator, path, size and hash of the artifacts that a manifest lists."""
+    if isinstance(manifest, CheckpointManifestV2):
+        yield from ((name, entry.path, entry.size_bytes, entry.sha256) for name, entry in manifest.entries())
+    elif isinstance(manifest, CheckpointManifest):
+        handles = manifest.artifact_handles().items()
+        yield from ((operator, path, one.size_bytes, one.sha256) for path, (operator, _, one) in handles)
+
+
 def _checksum_issues(checkpoint: Checkpoint, manifest: CheckpointManifest, kept: Mapping[str, Kept]) -> Iterable[Issue]:
-    staged = checkpoint.origin is not None and bool(checkpoint.origin.artifact_count)
+    staged = _has_state(checkpoint, manifest)
     state = kept.get(manifest.STATE_PATH)
     if staged and manifest.state_checksum is None:
         yield failure("checksum_missing", "the state has no checksum")
@@ -233,6 +230,12 @@ def _checksum_issues(checkpoint: Checkpoint, manifest: CheckpointManifest, kept:
     elif state and state.complete and not manifest.inline_hash() and state.sha256 != manifest.state_checksum:
         problem = f"checksum mismatch: state is {state.sha256}, not {manifest.state_checksum}"
         yield failure("checksum_mismatch", problem)
+
+
+def _has_state(checkpoint: Checkpoint, manifest: CheckpointManifest) -> bool:
+    """Whether it was saved with a state artifact, besides those of its handles."""
+    count = checkpoint.origin.artifact_count if checkpoint.origin else None
+    return (count or 0) > len(manifest.artifact_handles())
 
 
 def _is_inline(manifest: CheckpointManifest) -> bool:

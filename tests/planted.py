@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from catalog import (
+    CheckpointedStateScope,
     CheckpointId,
     CheckpointManifest,
     CheckpointManifestV2,
@@ -88,6 +89,22 @@ class Planted:
         asyncio.run(run())
         return id
 
+    def streamed(self, stream, *, numbers=(1, 2), **fields):
+        """Save checkpoints whose state was written to checkpoint streams; each uses the first one's on."""
+        store = self.catalog.store(stream)
+        handles = {}
+        for number in numbers:
+            factory = store.stream_factory(number, threshold=4)
+            for name, data in (("big", b"x" * 600_000), ("small", b"tiny")):
+                if name == "big" and handles:
+                    factory.reuse_previous_state_handle([handles["big"]])
+                    continue
+                output = factory.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED)
+                output.write(data)
+                handles[name] = output.close_and_get_handle()
+            store.save_with_handles(v1(number, operator_handles={"op": handles}, **fields), factory)
+        return handles
+
     # -- one fault each --------------------------------------------------------------------------------------------
 
     def plant_good(self, stream):
@@ -97,6 +114,18 @@ class Planted:
         state = CheckpointState.new(CheckpointId("good state", 0))
         state.set_source_offset("mqtt", 2**64 - 1)
         self.catalog.state_store().save(state)
+        self.streamed("good streams")
+
+    def plant_handles(self, stream):
+        handles = self.streamed(stream)
+        self.harness.lose_state(stream, keys.integer_key(1))
+        self.breaks(stream, 1, "state_missing")
+        self.breaks(stream, 2, "holder_missing")
+        self.streamed(stream + " other", numbers=(1,))
+        other = handles["big"].model_copy(update={"size_bytes": 5}).model_dump()
+        path = self.catalog.store(stream + " other").load_by_id(1).operator_handles["op"]["big"].path
+        self.rewrite(stream + " other", keys.integer_key(1), operator_handles={"op": {"big": {**other, "path": path}}})
+        self.breaks(stream + " other", 1, "artifact_mismatch")
 
     def plant_manifest_unreadable(self, stream):
         self.save(stream, 1)

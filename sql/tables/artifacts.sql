@@ -9,6 +9,7 @@ CREATE TABLE IF NOT EXISTS {table} (
   operator STRING COMMENT 'the operator whose state it is',
   partition BIGINT COMMENT 'the operator''s partition',
   scope STRING COMMENT 'exclusive, or shared with later checkpoints',
+  cutting STRING COMMENT 'how it is cut into chunks: fixed (4 MiB), or content; readers need not know',
   staged_at TIMESTAMP NOT NULL COMMENT 'when its writer began; clean-up waits a grace period from here',
   chunk_no INT NOT NULL COMMENT 'from 0',
   chunk_count INT COMMENT 'how many there are; on the last chunk only, as all totals: a stream''s end is not known before',
@@ -18,6 +19,7 @@ CREATE TABLE IF NOT EXISTS {table} (
   artifact_sha256 STRING COMMENT 'SHA-256 of the whole artifact; on the last chunk only',
   held_key STRING COMMENT 'borrowed: the checkpoint key of the row that has the bytes',
   held_attempt STRING COMMENT 'borrowed: the attempt of the row that has the bytes',
+  held_no INT COMMENT 'borrowed: the number of that row''s chunk, which narrows the search for it',
   via STRING COMMENT 'borrowed: the checkpoint it was borrowed through',
   data BINARY COMMENT 'the bytes; NULL when borrowed'
 )

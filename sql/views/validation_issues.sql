@@ -39,7 +39,8 @@ parsed AS (
        source_offsets MAP<STRING, STRING>, source_names ARRAY<STRING>, sink_epochs MAP<STRING, STRING>,
        sink_commit_statuses MAP<STRING, STRING>, vnode_count INT, state_checksum STRING, state_b64 STRING,
        operator_states MAP<STRING, STRUCT<state_b64: STRING, external: BOOLEAN>>,
-       operators MAP<STRING, STRUCT<partitions: ARRAY<STRUCT<path: STRING, size_bytes: DECIMAL(20,0), sha256: STRING>>>>'
+       operators MAP<STRING, STRUCT<partitions: ARRAY<STRUCT<path: STRING, size_bytes: DECIMAL(20,0), sha256: STRING>>>>,
+       operator_handles MAP<STRING, MAP<STRING, STRUCT<kind: STRING, path: STRING, size_bytes: DECIMAL(20,0), sha256: STRING>>>'
     ) AS f,
     c.artifact_count,
     max(IF(c.is_latest, c.vnode_count, NULL)) OVER (PARTITION BY c.stream) AS expected_vnodes,
@@ -66,7 +67,13 @@ unfolded AS (
       e -> NOT coalesce(e.value.external, FALSE) AND e.value.state_b64 IS NOT NULL
     ) AS inline,
     exists(map_values(coalesce(f.operator_states, map())), o -> coalesce(o.external, FALSE)) AS has_external,
-    flatten(transform(map_values(coalesce(f.operators, map())), o -> coalesce(o.partitions, array()))) AS entries,
+    concat(
+      flatten(transform(map_values(coalesce(f.operators, map())), o -> coalesce(o.partitions, array()))),
+      transform(
+        filter(flatten(transform(map_values(coalesce(f.operator_handles, map())), o -> map_values(o))), h -> h.kind = 'artifact'),
+        h -> named_struct('path', h.path, 'size_bytes', h.size_bytes, 'sha256', h.sha256)
+      )
+    ) AS entries,
     transform(artifacts, a -> a.path) AS paths
   FROM parsed
 ),
@@ -77,7 +84,9 @@ hashed AS (
       size(inline) = 0,
       NULL,
       sha2(array_join(transform(inline, e -> e.key || CAST(X'00' AS STRING) || e.value.state_b64 || CAST(X'00' AS STRING)), ''), 256)
-    ) AS inline_sha256
+    ) AS inline_sha256,
+    -- Artifacts besides those that the manifest lists: the state of seed 004.
+    IF(format = 'manifest-v1', artifact_count - size(array_distinct(transform(entries, e -> e.path))), 0) AS state_count
   FROM unfolded
 ),
 expecting AS (
@@ -86,8 +95,7 @@ expecting AS (
     CASE
       WHEN format = 'manifest-v2' THEN array_except(transform(entries, e -> e.path), never_written)
       WHEN format = 'state-v1' THEN IF(f.state_b64 IS NULL, array('checkpoint-state.bin'), array())
-      WHEN artifact_count > 0 OR has_external THEN array('state.bin')
-      ELSE array()
+      ELSE concat(transform(entries, e -> e.path), IF(state_count > 0 OR has_external, array('state.bin'), array()))
     END AS expected
   FROM hashed
 ),
@@ -122,19 +130,19 @@ found AS (
           NULL
         ),
         IF(
-          format = 'manifest-v1' AND artifact_count > 0 AND f.state_checksum IS NULL,
+          format = 'manifest-v1' AND state_count > 0 AND f.state_checksum IS NULL,
           named_struct('rule', 'checksum_missing', 'severity', 'integrity', 'message', 'the state has no checksum'),
           NULL
         ),
         IF(
-          format = 'manifest-v1' AND artifact_count = 0 AND NOT has_external AND f.state_checksum IS NOT NULL
+          format = 'manifest-v1' AND state_count = 0 AND NOT has_external AND f.state_checksum IS NOT NULL
             AND inline_sha256 IS NOT NULL AND f.state_checksum <> inline_sha256,
           named_struct('rule', 'checksum_mismatch', 'severity', 'integrity', 'message', 'the inline state is not what was saved'),
           NULL
         ),
         IF(
           size(array_except(expected, paths)) > 0
-            OR (format = 'manifest-v1' AND artifact_count = 0 AND NOT has_external AND f.state_checksum IS NOT NULL AND inline_sha256 IS NULL),
+            OR (format = 'manifest-v1' AND state_count = 0 AND NOT has_external AND f.state_checksum IS NOT NULL AND inline_sha256 IS NULL),
           named_struct('rule', 'state_missing', 'severity', 'integrity', 'message', 'state data is missing: ' || coalesce(array_except(expected, paths)[0], 'state.bin')),
           NULL
         ),
@@ -149,7 +157,7 @@ found AS (
           NULL
         ),
         IF(
-          format = 'manifest-v1' AND artifact_count > 0 AND inline_sha256 IS NULL
+          format = 'manifest-v1' AND state_count > 0 AND inline_sha256 IS NULL
             AND exists(artifacts, a -> a.path = 'state.bin' AND a.complete AND a.sha256 <> f.state_checksum),
           named_struct('rule', 'checksum_mismatch', 'severity', 'integrity', 'message', 'the state is not the one that the manifest''s checksum is of'),
           NULL
@@ -160,13 +168,13 @@ found AS (
           NULL
         ),
         IF(
-          size(array_except(expected, paths)) = 0 AND NOT exists(artifacts, a -> NOT a.complete)
+          size(array_except(expected, paths)) = 0 AND NOT exists(artifacts, a -> NOT a.complete AND array_contains(expected, a.path))
             AND content_sha256 <> sha2(
               array_join(
                 concat(
                   array(first_manifest_text),
                   transform(
-                    filter(artifacts, a -> format <> 'manifest-v2' OR array_contains(expected, a.path)),
+                    filter(artifacts, a -> array_contains(expected, a.path)),
                     a -> a.path || CAST(X'00' AS STRING) || a.sha256
                   )
                 ),

@@ -182,21 +182,29 @@ class TestCheckSource:
 
 
 class TestLinks:
-    OWN = {**COLUMNS, "chunk_no": 0, "held_key": None, "held_attempt": None, "via": None, "data": b"x"}  # noqa: RUF012
-    BORROWED = {**OWN, "chunk_no": 1, "held_key": "k0", "held_attempt": "a0", "via": "k1", "data": None}  # noqa: RUF012
+    NOT_HELD = dict.fromkeys(("held_key", "held_attempt", "held_no", "via"))
+    OWN = {**COLUMNS, "chunk_no": 3, "chunk_sha256": "ab", **NOT_HELD, "data": b"x"}  # noqa: RUF012
+    HELD = {"held_key": "k0", "held_attempt": "a0", "held_no": 7, "via": "k1"}  # noqa: RUF012
+    BORROWED = {**OWN, "chunk_no": 1, **HELD, "data": None}  # noqa: RUF012
 
     def test_a_link_to_own_bytes_is_held_where_they_are(self):
         assert links([self.OWN], "new") == [
-            {**self.OWN, "attempt": "new", "held_key": "k", "held_attempt": "a", "data": None}
+            {**self.OWN, "attempt": "new", "held_key": "k", "held_attempt": "a", "held_no": 3, "data": None}
         ]
 
     def test_a_link_to_a_borrowed_chunk_is_held_where_its_bytes_are_and_keeps_via(self):
         assert links([self.BORROWED], "new") == [{**self.BORROWED, "attempt": "new"}]
 
+    def test_a_link_of_another_checkpoint_says_through_which_one_it_came(self):
+        found = links([self.OWN], "new", checkpoint_key="k9", path="other", via="k")
+        assert [(one["checkpoint_key"], one["path"], one["via"], one["held_key"]) for one in found] == [
+            ("k9", "other", "k", "k")
+        ]
+
 
 def test_totals_are_those_of_artifacts_whose_last_chunk_is_there():
-    last = {"chunk_count": 2, "artifact_size": 9, "artifact_sha256": "ab"}
-    first = {"chunk_count": None, "artifact_size": None, "artifact_sha256": None}
+    last = {"chunk_no": 1, "chunk_count": 2, "artifact_size": 9, "artifact_sha256": "ab"}
+    first = {"chunk_no": 0, "chunk_count": None, "artifact_size": None, "artifact_sha256": None}
     found = totals([{"path": "whole", **first}, {"path": "whole", **last}, {"path": "half", **first}])
     assert found == {"whole": Stored("whole", 9, "ab")}
     assert totals([]) == {}
@@ -207,11 +215,11 @@ def test_executors_make_the_same_rows_from_a_file(tmp_path):
     file = tmp_path / "state"
     file.write_bytes(b"0123456789abcdefXY")
     columns = {**COLUMNS, "kind": "state", "scope": "exclusive", "staged_at": datetime(2024, 5, 1, tzinfo=UTC)}
-    found = [row for batch in file_chunks(pickle.dumps((str(file), columns))) for row in batch.to_pylist()]
+    found = [row for batch in file_chunks(pickle.dumps((str(file), columns, None))) for row in batch.to_pylist()]
     expected = list(chunk_rows(columns, [file.read_bytes()]))
     assert [{name: row[name] for name in expected[0]} for row in found] == expected
     file.write_bytes(b"")
-    assert [batch.num_rows for batch in file_chunks(pickle.dumps((str(file), columns)))] == [1]
+    assert [batch.num_rows for batch in file_chunks(pickle.dumps((str(file), columns, None)))] == [1]
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()], ids=str)

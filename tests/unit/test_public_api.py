@@ -68,7 +68,7 @@ class TestErrorTree:
 
     def test_every_error_but_the_root_is_a_kind_of_the_root(self):
         assert all(issubclass(error, CatalogError) for error in ERRORS)
-        assert len(ERRORS) == 21
+        assert len(ERRORS) == 27
 
     @pytest.mark.parametrize(
         ("error", "builtin"),
@@ -80,6 +80,9 @@ class TestErrorTree:
             ("ArtifactNotFoundError", "LookupError"),
             ("DeserializationError", "ValueError"),
             ("LockTimeoutError", "TimeoutError"),
+            ("CheckpointStreamError", "OSError"),
+            ("StreamClosedError", "ValueError"),
+            ("UnknownHandleError", "LookupError"),
         ],
     )
     def test_errors_are_caught_as_the_natural_builtin_too(self, error, builtin):

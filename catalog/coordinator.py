@@ -1,0 +1,334 @@
+"""Checkpoints of a whole job: every operator's state, the sources' positions and the sinks' statuses, in one commit."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, BinaryIO
+
+from catalog import keys
+from catalog.errors import CatalogError, CheckpointAbortedError, CheckpointNotFoundError, InvalidInputError
+from catalog.handles import StateHandle
+from catalog.manifest import CheckpointManifest
+from catalog.recovery import RecoveryReport
+from catalog.snapshot import (
+    CheckpointOptions,
+    SavepointSnapshotStrategy,
+    SnapshotResult,
+    SnapshotStrategy,
+    SnapshotStrategyRunner,
+    SnapshotTask,
+    SnapshotType,
+)
+from catalog.store import CheckpointStore
+from catalog.stored_json import plain
+from catalog.stream_factory import CatalogStreamFactory
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 600.0
+SAVEPOINT_PIN = "savepoint"
+NO_CLAIM_PIN = "restored from without claim"
+
+
+class RestoreMode(StrEnum):
+    """Who owns the checkpoint that a job is restored from."""
+
+    CLAIM = "claim"
+    """The job: new checkpoints share its state, and retention may let it go."""
+    NO_CLAIM = "no_claim"
+    """Somebody else: it is pinned, and the first checkpoint afterwards depends on nothing old."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedCheckpoint:
+    """A checkpoint that was saved."""
+
+    checkpoint_id: int
+    manifest: CheckpointManifest
+    results: Mapping[str, SnapshotResult]
+    """By operator."""
+    seconds: float
+    """From the trigger to the commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredCheckpoint:
+    """A checkpoint to go on from."""
+
+    checkpoint_id: int
+    manifest: CheckpointManifest
+    report: RecoveryReport | None
+    """Why this one, if it was not asked for by id."""
+    _store: CheckpointStore = field(repr=False)
+
+    def open(self, operator: str) -> dict[str, BinaryIO]:
+        """Return an operator's state as seekable files by name, verified as they are read; none if it had no state."""
+        handles = self.manifest.operator_handles.get(operator, {})
+        return {name: self._store.open_handle(one, of=self.checkpoint_id) for name, one in handles.items()}
+
+
+class PendingCheckpoint:
+    """A checkpoint on its way."""
+
+    def __init__(self, checkpoint_id: int, factory: CatalogStreamFactory, tasks: Mapping[str, SnapshotTask]) -> None:
+        """Make it; CheckpointCoordinator.trigger does."""
+        self.checkpoint_id = checkpoint_id
+        self._factory = factory
+        self._tasks = tasks
+        self._future: Future[CompletedCheckpoint] = Future()
+
+    def result(self, timeout: float | None = None) -> CompletedCheckpoint:
+        """Wait until it is saved.
+
+        Raises:
+            CheckpointAbortedError: an operator failed, it took too long, or it was cancelled; its id is closed.
+            CatalogError: it could not be saved.
+            TimeoutError: it takes longer than this many seconds, and goes on.
+        """
+        return self._future.result(timeout)
+
+    def done(self) -> bool:
+        """Say whether it has ended, in whatever way."""
+        return self._future.done()
+
+    def cancel(self) -> None:
+        """Give it up, unless all operators have written their state already."""
+        for task in self._tasks.values():
+            task.cancel()
+
+
+class CheckpointCoordinator:
+    """Takes checkpoints of a job's operators and restores them; safe to share by threads.
+
+    `trigger` runs the quick synchronous part of every operator's strategy in the caller's thread, so that it sees one
+    consistent state, and returns; the state is written in the background.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        operators: Mapping[str, SnapshotStrategy[Any]],
+        *,
+        timeout_s: float = TIMEOUT_S,
+        parallelism: int | None = None,
+        **factory_options: Any,
+    ) -> None:
+        """Make a coordinator.
+
+        Args:
+            store: where checkpoints are saved; its max_retained keeps only so many.
+            operators: how each operator's state is written, by name.
+            timeout_s: a checkpoint that takes longer is given up.
+            parallelism: how many operators are written at once; by default all.
+            factory_options: see CheckpointStore.stream_factory: threshold, max_amplification, cutting.
+        """
+        for name in operators:
+            keys.text(name, "operator name")
+        if not timeout_s > 0:
+            raise InvalidInputError(f"timeout_s must be above 0, not {timeout_s!r}")
+        self._store = store
+        self._operators = dict(operators)
+        self._timeout_s = timeout_s
+        self._factory_options = factory_options
+        self._writing = ThreadPoolExecutor(parallelism or max(len(operators), 1), thread_name_prefix="snapshot")
+        self._completing = ThreadPoolExecutor(thread_name_prefix="checkpoint")
+        self._lock = threading.Lock()
+        self._next_id: int | None = None
+        self._previous: CheckpointManifest | None = None
+        """The last completed checkpoint, for what operators can use again."""
+        self._shares = True
+
+    def trigger(
+        self,
+        *,
+        epoch: int,
+        source_offsets: Mapping[str, Any] | None = None,
+        sinks: Iterable[str] = (),
+        snapshot_type: SnapshotType = SnapshotType.CHECKPOINT,
+        checkpoint_id: int | None = None,
+        **fields: Any,
+    ) -> PendingCheckpoint:
+        """Begin a checkpoint.
+
+        Args:
+            epoch: the exactly-once epoch.
+            source_offsets: where the sources stand, as in CheckpointManifest.
+            sinks: are pending until `sink_committed`; recovery passes over a checkpoint with pending sinks.
+            snapshot_type: a savepoint shares nothing, and is pinned.
+            checkpoint_id: by default the next one.
+            fields: further fields of the manifest, such as watermark or pipeline_hash.
+
+        Raises:
+            CheckpointAbortedError: an operator's synchronous part failed; the id is closed.
+        """
+        began = time.monotonic()
+        statuses = dict.fromkeys(sinks, "Pending")
+        id = self._take_id(checkpoint_id)
+        manifest = CheckpointManifest.new(
+            id, epoch, source_offsets=source_offsets or {}, sink_commit_statuses=statuses, **fields
+        )
+        with self._lock:
+            previous, shares = self._previous, self._shares
+        factory = self._store.stream_factory(id, share=shares, **self._factory_options)
+        tasks: dict[str, SnapshotTask] = {}
+        try:
+            for name, strategy in self._operators.items():
+                handles = previous.operator_handles.get(name, {}) if previous and shares else {}
+                tasks[name] = self._prepare(name, strategy, factory, manifest, snapshot_type, handles)
+        except Exception as error:
+            raise self._abort(id, factory, tasks, f"operator {name!r} failed: {error}") from error
+        pending = PendingCheckpoint(id, factory, tasks)
+        writing = [self._writing.submit(_run, task) for task in tasks.values()]
+        self._completing.submit(self._complete, pending, manifest, writing, snapshot_type, began)
+        return pending
+
+    def sink_committed(self, checkpoint_id: int, sink: str) -> None:
+        """Write down that a sink has committed a checkpoint; statuses never go back."""
+        manifest = self._load(checkpoint_id)
+        committed = manifest.with_sink_status(sink, "Committed")
+        epochs = {**manifest.sink_epochs, sink: manifest.epoch}
+        self._store.update_manifest(committed.model_copy(update={"sink_epochs": epochs}))
+
+    def sink_failed(self, checkpoint_id: int, sink: str, error: str) -> None:
+        """Write down that a sink could not commit a checkpoint, and why."""
+        self._store.update_manifest(self._load(checkpoint_id).with_sink_status(sink, "Failed", error=error))
+
+    def restore(
+        self, checkpoint_id: int | None = None, *, mode: RestoreMode = RestoreMode.CLAIM, allow_pending: bool = False
+    ) -> RestoredCheckpoint | None:
+        """Return the checkpoint to go on from, None for a fresh start.
+
+        Args:
+            checkpoint_id: by default the newest that is eligible and valid.
+            mode: who owns it.
+            allow_pending: also take one whose sinks are pending or failed: what they did not commit is lost to them.
+        """
+        mode = RestoreMode(mode)
+        report = None
+        if checkpoint_id is None:
+            report = self._store.recover_latest_validated(allow_pending=allow_pending)
+            if report.chosen_id is None:
+                return None
+            checkpoint_id = int(report.chosen_id)
+        manifest = self._load(checkpoint_id)
+        if mode is RestoreMode.NO_CLAIM:
+            self._store.pin(checkpoint_id, NO_CLAIM_PIN)
+        with self._lock:
+            self._shares = mode is RestoreMode.CLAIM
+            self._previous = manifest if self._shares else None
+        return RestoredCheckpoint(checkpoint_id, manifest, report, self._store)
+
+    def close(self) -> None:
+        """Wait for checkpoints that are on their way."""
+        self._completing.shutdown()
+        self._writing.shutdown()
+
+    def __enter__(self) -> "CheckpointCoordinator":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take_id(self, wanted: int | None) -> int:
+        """Return an id; the table is asked for the first one only, and after an id was given."""
+        with self._lock:
+            if wanted is None:
+                wanted = self._next_id if self._next_id is not None else self._store.next_id()
+            self._next_id = keys.u64(wanted, "checkpoint_id", minimum=1) + 1
+            return wanted
+
+    def _prepare(
+        self,
+        name: str,
+        strategy: SnapshotStrategy[Any],
+        factory: CatalogStreamFactory,
+        manifest: CheckpointManifest,
+        snapshot_type: SnapshotType,
+        previous: Mapping[str, StateHandle],
+    ) -> SnapshotTask:
+        savepoint = SnapshotType(snapshot_type) is SnapshotType.SAVEPOINT
+        runner = SnapshotStrategyRunner(
+            f"operator {name!r}", SavepointSnapshotStrategy(strategy) if savepoint else strategy
+        )
+        options = CheckpointOptions(snapshot_type, previous)
+        return runner.snapshot(manifest.checkpoint_id, manifest.timestamp_ms, factory.of_operator(name), options)
+
+    def _complete(
+        self,
+        pending: PendingCheckpoint,
+        manifest: CheckpointManifest,
+        writing: list[Future[SnapshotResult]],
+        snapshot_type: SnapshotType,
+        began: float,
+    ) -> None:
+        """Wait for all operators, then save; one that fails or is too slow ends the checkpoint."""
+        try:
+            results = self._collect(pending, writing, began)
+            handles = {name: dict(one.handles) for name, one in results.items() if one.handles}
+            manifest = CheckpointManifest.from_dict({**manifest.model_dump(), "operator_handles": plain(handles)})
+            self._store.save_with_handles(manifest, pending._factory)
+            savepoint = SnapshotType(snapshot_type) is SnapshotType.SAVEPOINT
+            if savepoint:
+                self._store.pin(manifest.checkpoint_id, SAVEPOINT_PIN)
+            with self._lock:
+                if not savepoint and self._newest(manifest):
+                    self._previous, self._shares = manifest, True
+            completed = CompletedCheckpoint(pending.checkpoint_id, manifest, results, time.monotonic() - began)
+        except Exception as error:  # noqa: BLE001 - told to whoever asks for the result
+            pending._future.set_exception(error)
+        else:
+            pending._future.set_result(completed)
+
+    def _newest(self, manifest: CheckpointManifest) -> bool:
+        return self._previous is None or self._previous.checkpoint_id < manifest.checkpoint_id
+
+    def _collect(
+        self, pending: PendingCheckpoint, writing: list[Future[SnapshotResult]], began: float
+    ) -> dict[str, SnapshotResult]:
+        left_s = max(self._timeout_s - (time.monotonic() - began), 0)
+        _, waiting = wait(writing, left_s, FIRST_EXCEPTION)
+        failed = {name: error for name, task in pending._tasks.items() if task.done() and (error := _error(task))}
+        id, factory, tasks = pending.checkpoint_id, pending._factory, pending._tasks
+        if failed:
+            name, error = next(iter(failed.items()))
+            raise self._abort(id, factory, tasks, f"operator {name!r} failed: {error}") from error
+        if waiting:
+            slow = ", ".join(repr(name) for name, task in tasks.items() if not task.done())
+            raise self._abort(id, factory, tasks, f"it took longer than {self._timeout_s:g} s; still writing: {slow}")
+        return {name: task.result() for name, task in tasks.items()}
+
+    def _abort(
+        self, id: int, factory: CatalogStreamFactory, tasks: Mapping[str, SnapshotTask], why: str
+    ) -> CheckpointAbortedError:
+        """Close the id, so that all that was written for it is garbage, and stop who is still writing."""
+        factory.close()
+        for task in tasks.values():
+            task.cancel()
+        try:
+            self._store.abandon(id, factory, why)
+        except CatalogError:
+            log.exception("checkpoint %d could not be closed; what was written for it is left to the sweep", id)
+        return CheckpointAbortedError(f"checkpoint {id} was given up: {why}", checkpoint_id=id)
+
+    def _load(self, checkpoint_id: int) -> CheckpointManifest:
+        manifest = self._store.load_by_id(checkpoint_id)
+        if manifest is None:
+            raise CheckpointNotFoundError(f"there is no checkpoint {checkpoint_id}", key=checkpoint_id)
+        return manifest
+
+
+def _run(task: SnapshotTask) -> SnapshotResult:
+    task.run()
+    return task.result()
+
+
+def _error(task: SnapshotTask) -> BaseException | None:
+    try:
+        task.result()
+    except Exception as error:  # noqa: BLE001 - it is the answer
+        return error
+    return None
