@@ -37,6 +37,15 @@ CDC_MIN_BYTES, CDC_AVERAGE_BYTES, CDC_MAX_BYTES = CHUNK_BYTES // 8, CHUNK_BYTES 
 _CDC_WINDOW_BYTES = 4 * CHUNK_BYTES
 
 
+class Hashing(StrEnum):
+    """What the hash of a whole artifact is over."""
+
+    BYTES = "bytes"
+    """All its bytes, as the stores' checksums want it; one core at a time can make it."""
+    CHUNKS = "chunks"
+    """Its chunks' hashes in order, which several cores make at once; for checkpoint streams."""
+
+
 class Cutting(StrEnum):
     """How an artifact is cut into chunks; it is read without knowing."""
 
@@ -155,6 +164,7 @@ def write(
     also: Hash | None = None,
     base: Callable[[], Base | None] = lambda: None,
     cutting: Cutting = Cutting.FIXED,
+    hashing: Hashing = Hashing.BYTES,
 ) -> Stored:
     """Write an artifact under its attempt and return its totals.
 
@@ -165,15 +175,17 @@ def write(
         also: a second hash to be fed with the bytes.
         base: gives the checkpoint whose chunks are borrowed instead of written again; asked when a chunk is large.
         cutting: how it is cut into chunks.
+        hashing: what its hash is over.
     """
-    columns = {**columns, "cutting": str(cutting)}
+    columns = {**columns, "cutting": str(cutting), "hashing": str(hashing)}
     if isinstance(source, SharedFile):
         stored = _write_from_executors(engine, columns, source, base)
         if also is not None:
             for piece in read(engine, columns["stream"], columns["checkpoint_key"], columns["attempt"], stored.path):
                 also.update(piece)
         return stored
-    parts = _parts(chunk_rows(columns, _pieces(source), also=also, base=base))
+    still = isinstance(source, Buffer | list | tuple)  # all there at once, so nothing is filled again meanwhile
+    parts = _parts(chunk_rows(columns, _pieces(source), also=also, base=base, still=still))
     written: list[dict[str, Any]] = []
 
     def batch() -> Iterator[pa.Table]:
@@ -223,7 +235,7 @@ def read(
             digests = [start(other_core, _sha256, row["data"]) for row in batch]
             for row, digest in zip(batch, digests, strict=True):
                 data: memoryview = row["data"]
-                whole.update(data)
+                whole.update(digest.result().encode() if _by_chunks(row) else data)
                 size += len(data)
                 if len(data) != row["chunk_size"] or digest.result() != row["chunk_sha256"]:
                     raise _mismatch(path, f"in chunk {row['chunk_no']}")
@@ -238,15 +250,32 @@ def read_whole(
     """Return an artifact's bytes, verified by the hash of the whole while they are put together; see `read`."""
     rows: list[dict[str, Any]] = []
     whole, data = hashlib.sha256(), io.BytesIO()
+
+    def add(chunk: Buffer, by_chunks: bool) -> None:
+        whole.update(_sha256(chunk).encode() if by_chunks else chunk)
+
     with ThreadPoolExecutor(max_workers=1) as other_core:
         for batch in _batches(engine, stream, key, attempt, path, first_batch):
             for row in batch:
-                start(other_core, whole.update, row["data"])
+                start(other_core, add, row["data"], _by_chunks(row))
                 data.write(row.pop("data"))  # chunk by chunk: a join would keep the other core from going on
             rows += batch
     if _is_whole(rows[-1], data.tell(), whole.hexdigest()):
         return data.getvalue()
     raise _mismatch(path, _first_wrong(rows, data.getbuffer()))
+
+
+def _by_chunks(row: Mapping[str, Any]) -> bool:
+    return row.get("hashing") == Hashing.CHUNKS
+
+
+def fingerprint(pieces: Iterable[Buffer], cutting: str) -> str:
+    """Return the hash that a checkpoint stream's artifact of these bytes has."""
+    whole = hashlib.sha256()
+    columns = {"path": "", "checkpoint_key": "", "cutting": cutting, "hashing": Hashing.CHUNKS}
+    for row in chunk_rows(columns, pieces):
+        whole.update(row["chunk_sha256"].encode())
+    return whole.hexdigest()
 
 
 def _first_wrong(rows: Iterable[Mapping[str, Any]], data: memoryview) -> str:
@@ -388,21 +417,26 @@ def chunk_rows(
     *,
     also: Hash | None = None,
     base: Callable[[], Base | None] = lambda: None,
+    still: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of an artifact, at least one; the last carries the totals, borrowed ones have no bytes.
 
     Pieces are taken in the caller's thread; two others hash the next few chunks while the caller writes.
     """
     whole, size = hashlib.sha256(), 0
+    by_chunks = _by_chunks(columns)
 
     def add(chunk: Buffer) -> None:
-        whole.update(chunk)
+        if not by_chunks:
+            whole.update(chunk)
         if also is not None:
             also.update(chunk)
 
     def row(number: int, chunk: Buffer, added: Future[None], chunk_hash: Future[str], *, last: bool) -> dict[str, Any]:
         added.result()
         sha256 = chunk_hash.result()
+        if by_chunks:
+            whole.update(sha256.encode())
         known = base() if len(chunk) >= SHARED_FROM_BYTES else None
         borrowed = known.holders.get(sha256) if known else None
         return {
@@ -417,10 +451,11 @@ def chunk_rows(
             "data": None if borrowed else chunk,
         }
 
-    chunks = _cut_by_content(pieces) if columns.get("cutting") == Cutting.CONTENT else _cut(pieces)
+    by_content = columns.get("cutting") == Cutting.CONTENT
+    chunks = _cut_by_content(pieces) if by_content else _cut(pieces, still=still)
     first = next(chunks, b"")
     hashing: deque[tuple[int, Buffer, Future[None], Future[str]]] = deque()
-    with ThreadPoolExecutor(max_workers=1) as of_whole, ThreadPoolExecutor(max_workers=1) as of_chunks:
+    with ThreadPoolExecutor(max_workers=1) as of_whole, ThreadPoolExecutor(2 if by_chunks else 1) as of_chunks:
         for number, chunk in enumerate(chain([first], chunks)):
             size += len(chunk)
             hashing.append((number, chunk, start(of_whole, add, chunk), start(of_chunks, _sha256, chunk)))
@@ -445,8 +480,8 @@ def _binary(data: Buffer | None) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(data)])
 
 
-def _cut(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
-    """Cut pieces of any sizes into chunks of 4 MiB, without a copy where an unchangeable piece holds a whole chunk."""
+def _cut(pieces: Iterable[Buffer], *, still: bool) -> Iterator[Buffer]:
+    """Cut pieces of any sizes into chunks of 4 MiB, without a copy where an unchanging piece holds a whole chunk."""
     rest = bytearray()
     for piece in pieces:
         view = _buffer(piece)
@@ -454,7 +489,7 @@ def _cut(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
             if not rest and len(view) >= CHUNK_BYTES:
                 chunk = view[:CHUNK_BYTES]
                 # A caller may fill its buffer again before the chunk is hashed and written; bytes cannot change.
-                yield chunk if isinstance(chunk.obj, bytes) else bytes(chunk)
+                yield chunk if still or isinstance(chunk.obj, bytes) else bytes(chunk)
                 view = view[CHUNK_BYTES:]
                 continue
             missing = CHUNK_BYTES - len(rest)
@@ -555,7 +590,7 @@ def _load(
     named = Equals("checkpoint_key", key), Equals("path", path), *of_attempt
     columns = (
         "attempt", "chunk_no", "chunk_count", "chunk_size", "chunk_sha256", "artifact_size", "artifact_sha256",
-        "held_key", "held_attempt", "held_no", "data",
+        "held_key", "held_attempt", "held_no", "hashing", "data",
     )  # fmt: skip
     numbers = Between("chunk_no", first, first + engine.batch_chunks)
     rows = _with_views(_scan(engine, path, (of_stream, *named, numbers), columns))

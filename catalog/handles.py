@@ -51,6 +51,8 @@ class ArtifactHandle(StoredJson):
     """Unique among all artifacts of the stream."""
     size_bytes: U64
     sha256: str
+    """Over its chunks' hashes in order."""
+    cutting: Literal["fixed", "content"]
     scope: Literal["exclusive", "shared"]
 
 

@@ -114,7 +114,7 @@ class ArtifactInputStream(io.RawIOBase):
             what = "does not match its checksum" if found else "is missing"
             raise CheckpointStreamError(f"{self._name} is damaged: chunk {number} {what}")
         if number == self._hashed:
-            self._whole.update(data)
+            self._whole.update(row["chunk_sha256"].encode() if row["hashing"] == artifacts.Hashing.CHUNKS else data)
             self._hashed += 1
             if self._hashed == len(self._chunks) and self._whole.hexdigest() != row["artifact_sha256"]:
                 raise CheckpointStreamError(f"{self._name} is damaged: it does not match the checksum of the whole")

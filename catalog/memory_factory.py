@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import BinaryIO
 
-from catalog import keys
+from catalog import artifacts, keys
 from catalog.errors import CheckpointStreamError, StreamClosedError, UnknownHandleError
 from catalog.handles import ArtifactHandle, CheckpointedStateScope, InlineHandle, StateHandle
 from catalog.output_stream import CheckpointStateOutputStream
@@ -166,7 +166,7 @@ class MemoryStreamFactory(CheckpointStreamFactory):
         data = self._kept.state.get(handle.path)
         if data is None or not (handle.path in self.own or self._kept.uses(handle.path)):
             raise UnknownHandleError(f"handle {handle.path!r} is not known: its state was never saved, or is gone")
-        if InlineHandle.of(data).sha256 != handle.sha256:
+        if artifacts.fingerprint([data], "fixed") != handle.sha256:
             raise UnknownHandleError(f"handle {handle.path!r} has other content than what is stored under that name")
         return data
 
@@ -185,7 +185,8 @@ class MemoryStreamFactory(CheckpointStreamFactory):
             attempt=self._attempt,
             path=path,
             size_bytes=len(data),
-            sha256=InlineHandle.of(data).sha256,
+            sha256=artifacts.fingerprint([data], "fixed"),
+            cutting="fixed",
             scope=scope.value,
         )
 

@@ -141,6 +141,10 @@ class BufferedOutputStream(CheckpointStateOutputStream):
 
     def _add(self, piece: memoryview) -> None:
         while len(piece):
+            if not self._rest and len(piece) >= PIECE_BYTES:
+                self._started().put(bytes(piece[:PIECE_BYTES]))
+                piece = piece[PIECE_BYTES:]
+                continue
             missing = PIECE_BYTES - len(self._rest)
             self._rest += piece[:missing]
             piece = piece[missing:]

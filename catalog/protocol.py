@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from catalog import artifacts, chains, keys, lifecycle, retention
-from catalog.artifacts import Base, Cutting, Source, Stored
+from catalog.artifacts import Base, Cutting, Hashing, Source, Stored
 from catalog.errors import (
     BasePurgedError,
     BrokenChainError,
@@ -113,6 +113,7 @@ class Stream(StreamReader):
         also: Any = None,
         base: Callable[[], Base | None] = lambda: None,
         cutting: Cutting = Cutting.FIXED,
+        hashing: Hashing = Hashing.BYTES,
         **columns: Any,
     ) -> Stored:
         """Write an artifact under an attempt: durable, and invisible until a checkpoint names the attempt.
@@ -129,7 +130,7 @@ class Stream(StreamReader):
             "staged_at": self.clock(),
             **columns,
         }
-        return artifacts.write(self.engine, shared, source, also=also, base=base, cutting=cutting)
+        return artifacts.write(self.engine, shared, source, also=also, base=base, cutting=cutting, hashing=hashing)
 
     def adopt(
         self,

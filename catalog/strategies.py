@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from catalog import artifacts
 from catalog.errors import InvalidInputError
 from catalog.handles import CheckpointedStateScope, InlineHandle, StateHandle
 from catalog.snapshot import (
@@ -225,7 +226,12 @@ def _is_same(file: Path, handle: StateHandle) -> bool:
     if file.stat().st_size != handle.size_bytes:
         return False
     with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest() == handle.sha256
+        if isinstance(handle, InlineHandle):
+            return hashlib.file_digest(opened, "sha256").hexdigest() == handle.sha256
+        return (
+            artifacts.fingerprint(iter(lambda: opened.read(artifacts.CHUNK_BYTES), b""), handle.cutting)
+            == handle.sha256
+        )
 
 
 def _upload(stream_factory: CheckpointStreamFactory, file: Path) -> StateHandle:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from catalog import artifacts, keys
-from catalog.artifacts import Base, Cutting, Stored
+from catalog.artifacts import Base, Cutting, Hashing, Stored
 from catalog.errors import CheckpointStreamError, InvalidInputError, StreamClosedError, UnknownHandleError
 from catalog.handles import ArtifactHandle, CheckpointedStateScope, InlineHandle, StateHandle
 from catalog.input_stream import ArtifactInputStream
@@ -150,7 +150,7 @@ class CatalogStreamFactory(CheckpointStreamFactory):
         def upload(pieces: Iterator[bytes]) -> StateHandle:
             columns = {"scope": str(scope), "operator": self._operator, "cutting": self._cutting}
             stored = self._work.write(path, pieces, shares=self._shares, **columns)
-            return self._work.handle(path, stored.size, stored.sha256, scope)
+            return self._work.handle(stored, scope)
 
         return BufferedOutputStream(self._threshold, upload, lambda: self._work.remove([path]))
 
@@ -190,9 +190,9 @@ class CatalogStreamFactory(CheckpointStreamFactory):
                 number: self._rows_of(one) for number, one in enumerate(handles) if not isinstance(one, InlineHandle)
             }
             made = {number: (self._work.new_path(scope), *rows) for number, rows in found.items()}
-            self._work.link(made.values(), scope=str(scope), operator=self._operator)
+            stored = self._work.link(made.values(), scope=str(scope), operator=self._operator)
         return [
-            self._work.handle(made[number][0], one.size_bytes, one.sha256, scope) if number in made else one
+            self._work.handle(stored[made[number][0]], scope) if number in made else one
             for number, one in enumerate(handles)
         ]
 
@@ -297,20 +297,23 @@ class _Work:
             if not self._id_is_free:
                 self.stream.check_open(self.key)
                 self._id_is_free = True
-        stored = self.stream.stage(self.key, self.attempt, path, "snapshot", pieces, base=base, **columns)
+        stored = self.stream.stage(
+            self.key, self.attempt, path, "snapshot", pieces, base=base, hashing=Hashing.CHUNKS, **columns
+        )
         with self._lock:
             self.check_open()
             self._written[path] = stored
         return stored
 
-    def handle(self, path: str, size: int, sha256: str, scope: CheckpointedStateScope) -> ArtifactHandle:
+    def handle(self, stored: Stored, scope: CheckpointedStateScope) -> ArtifactHandle:
         return ArtifactHandle(
             stream=self.stream.label,
             checkpoint_key=self.key,
             attempt=self.attempt,
-            path=path,
-            size_bytes=size,
-            sha256=sha256,
+            path=stored.path,
+            size_bytes=stored.size,
+            sha256=stored.sha256,
+            cutting=stored.rows[0]["cutting"],
             scope=scope.value,
         )
 
@@ -374,7 +377,9 @@ class _Work:
         used = sum(size for holder, size in using.items() if holder[:2] in involved)
         return held / used if used else 1.0
 
-    def link(self, made: Iterable[tuple[str, Sequence[Mapping[str, Any]], str | None]], **columns: Any) -> None:
+    def link(
+        self, made: Iterable[tuple[str, Sequence[Mapping[str, Any]], str | None]], **columns: Any
+    ) -> dict[str, Stored]:
         """Make rows of other artifacts part of this attempt, each under a path, in one commit."""
         columns = {"checkpoint_key": self.key, "staged_at": self.stream.clock(), **columns}
         rows = [
@@ -384,8 +389,10 @@ class _Work:
         ]
         if rows:
             self.stream.engine.append(Table.ARTIFACTS, [arrow(Table.ARTIFACTS, rows)])
+        stored = artifacts.totals(rows)
         with self._lock:
-            self._written |= artifacts.totals(rows)
+            self._written |= stored
+        return stored
 
     def finish(self, wanted: Mapping[str, ArtifactHandle]) -> dict[str, Stored]:
         with self._lock:

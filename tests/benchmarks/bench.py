@@ -69,7 +69,7 @@ def blobs(
 
     def save_whole() -> None:
         saved["whole"] = next(numbers)
-        whole_store.save_with_state(manifest(saved["whole"]), data)
+        whole_store.save_with_state(manifest(saved["whole"]), data, share=False)
 
     whole_store = volatile.store("whole")
 

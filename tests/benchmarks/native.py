@@ -124,7 +124,7 @@ def blobs(folder: Path, size_mib: int, rounds: int) -> list[Line]:
 
     def save() -> None:
         saved[0] = next(numbers)
-        store.save_with_state(manifest(saved[0]), data)
+        store.save_with_state(manifest(saved[0]), data, share=False)
 
     def write() -> None:
         bare[0] = str(folder / f"bare {next(numbers)}")
