@@ -10,7 +10,7 @@ import pickle
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, partial
 from itertools import chain, count
@@ -156,36 +156,41 @@ def check_source(source: object) -> None:
             _buffer(piece)
 
 
-def write(
-    engine: Engine,
-    columns: Mapping[str, Any],
-    source: Source,
-    *,
-    also: Hash | None = None,
-    base: Callable[[], Base | None] = lambda: None,
-    cutting: Cutting = Cutting.FIXED,
-    hashing: Hashing = Hashing.BYTES,
-) -> Stored:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writing:
+    """How an artifact is written."""
+
+    also: Hash | None = None
+    """A second hash to be fed with the bytes."""
+    base: Callable[[], Base | None] = lambda: None
+    """Gives the checkpoint whose chunks are borrowed instead of written again; asked when a chunk is large."""
+    cutting: Cutting = Cutting.FIXED
+    hashing: Hashing = Hashing.BYTES
+    hash_threads: int = 2
+    """How many threads hash chunks, where the hash of the whole is over them."""
+    still: bool = False
+    """Whether pieces never change once they are given; else they are copied."""
+
+
+def write(engine: Engine, columns: Mapping[str, Any], source: Source, how: Writing = Writing()) -> Stored:
     """Write an artifact under its attempt and return its totals.
 
     Args:
         engine: the tables.
         columns: the columns that all its chunks share; stream, checkpoint_key, attempt and path name it.
         source: its bytes.
-        also: a second hash to be fed with the bytes.
-        base: gives the checkpoint whose chunks are borrowed instead of written again; asked when a chunk is large.
-        cutting: how it is cut into chunks.
-        hashing: what its hash is over.
+        how: how.
     """
-    columns = {**columns, "cutting": str(cutting), "hashing": str(hashing)}
+    columns = {**columns, "cutting": str(how.cutting), "hashing": str(how.hashing)}
     if isinstance(source, SharedFile):
-        stored = _write_from_executors(engine, columns, source, base)
-        if also is not None:
+        stored = _write_from_executors(engine, columns, source, how.base)
+        if how.also is not None:
             for piece in read(engine, columns["stream"], columns["checkpoint_key"], columns["attempt"], stored.path):
-                also.update(piece)
+                how.also.update(piece)
         return stored
-    still = isinstance(source, Buffer | list | tuple)  # all there at once, so nothing is filled again meanwhile
-    parts = _parts(chunk_rows(columns, _pieces(source), also=also, base=base, still=still))
+    # What is there all at once is not filled again meanwhile.
+    still = how.still or isinstance(source, Buffer | list | tuple)
+    parts = _parts(chunk_rows(columns, _pieces(source), replace(how, still=still)))
     written: list[dict[str, Any]] = []
 
     def batch() -> Iterator[pa.Table]:
@@ -414,10 +419,7 @@ def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, Stored]:
 def chunk_rows(
     columns: Mapping[str, Any],
     pieces: Iterable[Buffer],
-    *,
-    also: Hash | None = None,
-    base: Callable[[], Base | None] = lambda: None,
-    still: bool = False,
+    how: Writing = Writing(),
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of an artifact, at least one; the last carries the totals, borrowed ones have no bytes.
 
@@ -429,15 +431,15 @@ def chunk_rows(
     def add(chunk: Buffer) -> None:
         if not by_chunks:
             whole.update(chunk)
-        if also is not None:
-            also.update(chunk)
+        if how.also is not None:
+            how.also.update(chunk)
 
     def row(number: int, chunk: Buffer, added: Future[None], chunk_hash: Future[str], *, last: bool) -> dict[str, Any]:
         added.result()
         sha256 = chunk_hash.result()
         if by_chunks:
             whole.update(sha256.encode())
-        known = base() if len(chunk) >= SHARED_FROM_BYTES else None
+        known = how.base() if len(chunk) >= SHARED_FROM_BYTES else None
         borrowed = known.holders.get(sha256) if known else None
         return {
             **columns,
@@ -452,10 +454,13 @@ def chunk_rows(
         }
 
     by_content = columns.get("cutting") == Cutting.CONTENT
-    chunks = _cut_by_content(pieces) if by_content else _cut(pieces, still=still)
+    chunks = _cut_by_content(pieces) if by_content else _cut(pieces, still=how.still)
     first = next(chunks, b"")
     hashing: deque[tuple[int, Buffer, Future[None], Future[str]]] = deque()
-    with ThreadPoolExecutor(max_workers=1) as of_whole, ThreadPoolExecutor(2 if by_chunks else 1) as of_chunks:
+    with (
+        ThreadPoolExecutor(max_workers=1) as of_whole,
+        ThreadPoolExecutor(how.hash_threads if by_chunks else 1) as of_chunks,
+    ):
         for number, chunk in enumerate(chain([first], chunks)):
             size += len(chunk)
             hashing.append((number, chunk, start(of_whole, add, chunk), start(of_chunks, _sha256, chunk)))
@@ -569,7 +574,7 @@ def _write_from_executors(
 def file_chunks(task: bytes) -> Iterator[pa.RecordBatch]:
     """Yield a file's chunk rows one by one, so that an executor's memory stays small."""
     path, columns, known = pickle.loads(task)
-    for row in chunk_rows(columns, _file_pieces(Path(path)), base=lambda: known):
+    for row in chunk_rows(columns, _file_pieces(Path(path)), Writing(base=lambda: known)):
         yield from as_table([row]).to_batches()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from catalog import artifacts, chains, keys, lifecycle, retention
-from catalog.artifacts import Source, Stored
+from catalog.artifacts import Source, Stored, Writing
 from catalog.errors import (
     ArtifactNotFoundError,
     BrokenChainError,
@@ -152,9 +152,8 @@ class Checkpointer:
             staging.begun.add(path)
             attempt = staging.attempt
         kind = "delta" if delta else "snapshot"
-        stored = self._stream.stage(
-            key, attempt, path, kind, data, base=self._stream.base, operator=operator, partition=partition
-        )
+        how = Writing(base=self._stream.base)
+        stored = self._stream.stage(key, attempt, path, kind, data, how, operator=operator, partition=partition)
         with self._lock:
             staging.stored[path] = (attempt, stored)
         return stored.sha256

@@ -1,6 +1,8 @@
 """Checkpoints of a whole job: every operator's state, the sources' positions and the sinks' statuses, in one commit."""
 
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -30,6 +32,7 @@ from catalog.stream_factory import CatalogStreamFactory
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 600.0
+BACKGROUND_NICE = 10
 SAVEPOINT_PIN = "savepoint"
 NO_CLAIM_PIN = "restored from without claim"
 
@@ -134,7 +137,9 @@ class CheckpointCoordinator:
         self._operators = dict(operators)
         self._timeout_s = timeout_s
         self._factory_options = factory_options
-        self._writing = ThreadPoolExecutor(parallelism or max(len(operators), 1), thread_name_prefix="snapshot")
+        self._writing = ThreadPoolExecutor(
+            parallelism or max(len(operators), 1), thread_name_prefix="snapshot", initializer=_yield_to_processing
+        )
         self._completing = ThreadPoolExecutor(thread_name_prefix="checkpoint")
         self._lock = threading.Lock()
         self._next_id: int | None = None
@@ -319,6 +324,12 @@ class CheckpointCoordinator:
         if manifest is None:
             raise CheckpointNotFoundError(f"there is no checkpoint {checkpoint_id}", key=checkpoint_id)
         return manifest
+
+
+def _yield_to_processing() -> None:
+    """Let processing go first where there are too few cores; threads that this one starts do so too."""
+    if sys.platform == "linux":  # elsewhere this would be the whole process
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICE)
 
 
 def _run(task: SnapshotTask) -> SnapshotResult:

@@ -198,7 +198,7 @@ class _MemoryOutputStream(CheckpointStateOutputStream):
         self._store = store
         self._data = io.BytesIO()
 
-    def _add(self, piece: memoryview) -> None:
+    def _add(self, piece: memoryview, *, frozen: bool) -> None:  # noqa: ARG002 - always copied
         if self._data.tell() + len(piece) > self._limit:
             raise CheckpointStreamError(f"state in memory is limited to {self._limit} bytes; this is more")
         self._data.write(piece)

@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
+from catalog.artifacts import Buffer
 from catalog.errors import CheckpointStreamError, StreamClosedError
 from catalog.handles import InlineHandle, StateHandle
 
@@ -61,10 +64,21 @@ class CheckpointStateOutputStream(io.RawIOBase):
             StreamClosedError: the stream was closed.
             CheckpointStreamError: the bytes cannot be stored.
         """
+        return self._take(data, frozen=False)
+
+    def write_frozen(self, data: "ReadableBuffer", /) -> int:
+        """Add bytes that never change again, and so need not be copied; see write.
+
+        This is where a snapshot could become damaged: what is written to the buffer before the handle is out makes the
+        stored bytes differ from their hash, and they cannot be loaded.
+        """
+        return self._take(data, frozen=True)
+
+    def _take(self, data: "ReadableBuffer", *, frozen: bool) -> int:
         if self._ended:
             raise StreamClosedError("this stream is closed")
         piece = memoryview(data).cast("B")
-        self._add(piece)
+        self._add(piece, frozen=frozen)
         self._written += len(piece)
         return len(piece)
 
@@ -102,8 +116,8 @@ class CheckpointStateOutputStream(io.RawIOBase):
         super().close()
 
     @abstractmethod
-    def _add(self, piece: memoryview) -> None:
-        """Take bytes; the buffer may be filled again afterwards."""
+    def _add(self, piece: memoryview, *, frozen: bool) -> None:
+        """Take bytes; unless they are frozen, the buffer may be filled again afterwards."""
 
     @abstractmethod
     def _finish(self) -> StateHandle:
@@ -123,7 +137,7 @@ class CheckpointStateOutputStream(io.RawIOBase):
 class BufferedOutputStream(CheckpointStateOutputStream):
     """Collects pieces of 4 MiB; small state rides in the handle, from the first full piece on a thread stores it."""
 
-    def __init__(self, threshold: int, upload: Callable[[Iterator[bytes]], StateHandle], remove: Callable[[], None]):
+    def __init__(self, threshold: int, upload: Callable[[Iterator[Buffer]], StateHandle], remove: Callable[[], None]):
         """Make a stream.
 
         Args:
@@ -139,10 +153,10 @@ class BufferedOutputStream(CheckpointStateOutputStream):
         self._transfer: _Transfer | None = None
         self._uploaded = False
 
-    def _add(self, piece: memoryview) -> None:
+    def _add(self, piece: memoryview, *, frozen: bool) -> None:
         while len(piece):
             if not self._rest and len(piece) >= PIECE_BYTES:
-                self._started().put(bytes(piece[:PIECE_BYTES]))
+                self._started().put(piece[:PIECE_BYTES] if frozen else _copied(piece[:PIECE_BYTES]))
                 piece = piece[PIECE_BYTES:]
                 continue
             missing = PIECE_BYTES - len(self._rest)
@@ -180,6 +194,16 @@ class BufferedOutputStream(CheckpointStateOutputStream):
             self._remove()
 
 
+def _copied(piece: memoryview) -> Buffer:
+    """Return the bytes where the caller cannot change them; other threads go on while they are copied."""
+    if isinstance(piece.obj, bytes):
+        return piece
+    copy = pa.allocate_buffer(len(piece))
+    with pa.FixedSizeBufferWriter(copy) as writer:
+        writer.write(piece)
+    return memoryview(copy)
+
+
 @contextmanager
 def as_stream_error(what: str = "the state could not be stored") -> Iterator[None]:
     """Turn what goes wrong with the tables into what file users expect, an OSError."""
@@ -194,8 +218,8 @@ def as_stream_error(what: str = "the state could not be stored") -> Iterator[Non
 class _Transfer:
     """Pieces on their way from the thread that writes them to one that stores them; a few wait at most."""
 
-    def __init__(self, upload: Callable[[Iterator[bytes]], StateHandle]) -> None:
-        self._pieces: deque[bytes] = deque()
+    def __init__(self, upload: Callable[[Iterator[Buffer]], StateHandle]) -> None:
+        self._pieces: deque[Buffer] = deque()
         self._changed = threading.Condition()
         self._complete = self._aborted = False
         self._handle: StateHandle | None = None
@@ -204,7 +228,7 @@ class _Transfer:
         self._thread = threading.Thread(target=self._run, args=(upload,), daemon=True, name="checkpoint-stream")
         self._thread.start()
 
-    def put(self, piece: bytes) -> None:
+    def put(self, piece: Buffer) -> None:
         with self._changed:
             self._changed.wait_for(lambda: len(self._pieces) < PIECES_WAITING or self._error or self._aborted)
             self._raise_if_over()
@@ -227,7 +251,7 @@ class _Transfer:
             self._changed.notify_all()
         self._thread.join()
 
-    def _run(self, upload: Callable[[Iterator[bytes]], StateHandle]) -> None:
+    def _run(self, upload: Callable[[Iterator[Buffer]], StateHandle]) -> None:
         try:
             self._handle = upload(self._arriving())
         except Exception as error:  # noqa: BLE001 - told to whoever writes or asks for the handle
@@ -235,7 +259,7 @@ class _Transfer:
                 self._error = error
                 self._changed.notify_all()
 
-    def _arriving(self) -> Iterator[bytes]:
+    def _arriving(self) -> Iterator[Buffer]:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._pieces or self._complete or self._aborted)

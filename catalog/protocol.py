@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from catalog import artifacts, chains, keys, lifecycle, retention
-from catalog.artifacts import Base, Cutting, Hashing, Source, Stored
+from catalog.artifacts import Base, Source, Stored, Writing
 from catalog.errors import (
     BasePurgedError,
     BrokenChainError,
@@ -109,16 +109,12 @@ class Stream(StreamReader):
         path: str,
         kind: str,
         source: Source,
-        *,
-        also: Any = None,
-        base: Callable[[], Base | None] = lambda: None,
-        cutting: Cutting = Cutting.FIXED,
-        hashing: Hashing = Hashing.BYTES,
+        how: Writing = Writing(),  # noqa: B008
         **columns: Any,
     ) -> Stored:
         """Write an artifact under an attempt: durable, and invisible until a checkpoint names the attempt.
 
-        Chunks that the base has are borrowed instead of written; the rest is as `artifacts.write` takes it.
+        Chunks that its base has are borrowed instead of written.
         """
         shared = {
             "stream": self.stream,
@@ -130,7 +126,7 @@ class Stream(StreamReader):
             "staged_at": self.clock(),
             **columns,
         }
-        return artifacts.write(self.engine, shared, source, also=also, base=base, cutting=cutting, hashing=hashing)
+        return artifacts.write(self.engine, shared, source, how)
 
     def adopt(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from catalog import keys, lifecycle, retention
+from catalog.artifacts import Writing
 from catalog.errors import CorruptError, DeserializationError, InvalidInputError
 from catalog.lifecycle import Checkpoint, History
 from catalog.manifest import INLINE_THRESHOLD_BYTES, StateManifest, parse_stored
@@ -57,7 +58,7 @@ class CheckpointStateStore:
         stored = {}
         if not inline:
             stream.check_format()
-            stored = {STATE_PATH: stream.stage(key, attempt, STATE_PATH, "state", data, base=stream.base)}
+            stored = {STATE_PATH: stream.stage(key, attempt, STATE_PATH, "state", data, Writing(base=stream.base))}
         draft = Draft(
             key=key,
             format=manifest.FORMAT,

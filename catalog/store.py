@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from catalog import artifacts, keys, restore, retention
-from catalog.artifacts import Base, Cutting, SharedFile, Source, Stored
+from catalog.artifacts import Base, Cutting, SharedFile, Source, Stored, Writing
 from catalog.errors import (
     ArtifactNotFoundError,
     BasePurgedError,
@@ -155,7 +155,8 @@ class CheckpointStore:
         attempt = keys.new_uuid7()
         inline = manifest.inline_hash()
         mixed = hashlib.sha256(inline.encode()) if inline else None
-        stored = self._stream.stage(key, attempt, STATE_PATH, "state", state, also=mixed, base=base, cutting=cutting)
+        how = Writing(also=mixed, base=base, cutting=cutting)
+        stored = self._stream.stage(key, attempt, STATE_PATH, "state", state, how)
         checksum = mixed.hexdigest() if mixed else stored.sha256
         self._save(manifest.model_copy(update={"state_checksum": checksum}), key, attempt, {STATE_PATH: stored})
 
@@ -174,6 +175,7 @@ class CheckpointStore:
         threshold: int = STREAM_THRESHOLD_BYTES,
         max_amplification: float = MAX_AMPLIFICATION,
         cutting: Cutting | str = Cutting.FIXED,
+        hash_threads: int | None = None,
     ) -> CatalogStreamFactory:
         """Return a factory of output streams for the state of a checkpoint (seed 001).
 
@@ -184,6 +186,7 @@ class CheckpointStore:
             threshold: state of at most so many bytes rides in its handle; 0 to 1 MiB.
             max_amplification: reuse is advised against if it keeps more than so many times the used space alive.
             cutting: "fixed" for state that changes in place, "content" for state in which bytes are inserted.
+            hash_threads: how many threads hash a stream; by default all cores but one, which is left for processing.
         """
         return CatalogStreamFactory(
             self._stream,
@@ -193,6 +196,7 @@ class CheckpointStore:
             threshold=threshold,
             max_amplification=max_amplification,
             cutting=_cutting(cutting),
+            hash_threads=hash_threads,
         )
 
     def save_with_handles(self, manifest: CheckpointManifest, factory: CatalogStreamFactory) -> None:

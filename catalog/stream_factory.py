@@ -1,13 +1,14 @@
 """Checkpoint streams (seed 001): output streams that close into handles, and state shared between checkpoints."""
 
 import io
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from catalog import artifacts, keys
-from catalog.artifacts import Base, Cutting, Hashing, Stored
+from catalog.artifacts import Base, Buffer, Cutting, Hashing, Stored, Writing
 from catalog.errors import CheckpointStreamError, InvalidInputError, StreamClosedError, UnknownHandleError
 from catalog.handles import ArtifactHandle, CheckpointedStateScope, InlineHandle, StateHandle
 from catalog.input_stream import ArtifactInputStream
@@ -96,6 +97,7 @@ class CatalogStreamFactory(CheckpointStreamFactory):
         threshold: int = STREAM_THRESHOLD_BYTES,
         max_amplification: float = MAX_AMPLIFICATION,
         cutting: Cutting = Cutting.FIXED,
+        hash_threads: int | None = None,
     ) -> None:
         """Make a factory.
 
@@ -107,12 +109,14 @@ class CatalogStreamFactory(CheckpointStreamFactory):
             threshold: up to so many bytes ride in the handle, 0 to 1 MiB.
             max_amplification: how many times the space that is used reuse may keep alive.
             cutting: how large state is cut into chunks.
+            hash_threads: how many threads hash a stream; by default all cores but one, which is left for processing.
         """
         if not max_amplification >= 1:
             raise InvalidInputError(f"max_amplification must be at least 1, not {max_amplification!r}")
         self._threshold = check_threshold(threshold)
         self._max_amplification = max_amplification
         self._cutting = Cutting(cutting)
+        self._hash_threads = hash_threads or max((os.cpu_count() or 1) - 1, 1)
         self._operator: str | None = None
         self._shares = share
         self._only_exclusive = False
@@ -147,9 +151,15 @@ class CatalogStreamFactory(CheckpointStreamFactory):
         self._work.check_open()
         path = self._work.new_path(scope)
 
-        def upload(pieces: Iterator[bytes]) -> StateHandle:
-            columns = {"scope": str(scope), "operator": self._operator, "cutting": self._cutting}
-            stored = self._work.write(path, pieces, shares=self._shares, **columns)
+        def upload(pieces: Iterator[Buffer]) -> StateHandle:
+            how = Writing(
+                base=self._work.base if self._shares else lambda: None,
+                cutting=self._cutting,
+                hashing=Hashing.CHUNKS,
+                hash_threads=self._hash_threads,
+                still=True,
+            )
+            stored = self._work.write(path, pieces, how, scope=str(scope), operator=self._operator)
             return self._work.handle(stored, scope)
 
         return BufferedOutputStream(self._threshold, upload, lambda: self._work.remove([path]))
@@ -291,15 +301,12 @@ class _Work:
                 self._base_asked = True
             return self._base
 
-    def write(self, path: str, pieces: Iterator[bytes], *, shares: bool, **columns: Any) -> Stored:
-        base = self.base if shares else lambda: None
+    def write(self, path: str, pieces: Iterator[Buffer], how: Writing, **columns: Any) -> Stored:
         with self._lock:
             if not self._id_is_free:
                 self.stream.check_open(self.key)
                 self._id_is_free = True
-        stored = self.stream.stage(
-            self.key, self.attempt, path, "snapshot", pieces, base=base, hashing=Hashing.CHUNKS, **columns
-        )
+        stored = self.stream.stage(self.key, self.attempt, path, "snapshot", pieces, how, **columns)
         with self._lock:
             self.check_open()
             self._written[path] = stored

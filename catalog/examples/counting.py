@@ -11,6 +11,7 @@ record counts exactly once.
 import argparse
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -131,7 +132,7 @@ class CountsStrategy(SnapshotStrategy[FrozenCounts]):
         def write() -> SnapshotResult:
             with stream_factory.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED) as stream:
                 for segment in resources.segments:
-                    stream.write(segment.data)
+                    stream.write_frozen(segment.data)
                 handle = stream.close_and_get_handle()
             return SnapshotResult({NAME: handle}) if handle else SnapshotResult.empty()
 
@@ -214,6 +215,8 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=RECORDS)
     parser.add_argument("--checkpoint-records", type=int, default=CHECKPOINT_RECORDS)
     options = parser.parse_args()
+    # Python's threads take turns; the one that processes should not wait long for those that write checkpoints.
+    sys.setswitchinterval(0.0005)
     with CheckpointCatalog.native(options.place, create=True) as catalog:
         store = catalog.store(options.stream, max_retained=3)
         job = CountingJob(store, checkpoint_records=options.checkpoint_records)

@@ -26,7 +26,7 @@ from catalog.artifacts import CHUNK_BYTES
 from catalog.session import build_session
 from catalog.tables.port import Table
 from catalog.tables.schema import arrow
-from tests.benchmarks import native, trust
+from tests.benchmarks import native, producers, trust
 from tests.benchmarks.lines import MIB, Line, alternate, manifest, show
 
 numbers = count(1)
@@ -157,6 +157,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=int, default=1000)
     parser.add_argument("--many", type=int, default=10_000, help="checkpoints in the catalog that views look at")
     parser.add_argument("--validate-mib", type=int, default=2048, help="MiB that are validated by hash")
+    parser.add_argument("--shared-mib", type=int, default=1024, help="MiB of state of which little changes")
     parser.add_argument("--commits", type=int, default=5000, help="of the native engine, in a row")
     parser.add_argument("--json", type=Path, default=Path("bench-results/bench.json"))
     options = parser.parse_args()
@@ -177,8 +178,9 @@ def main() -> None:
         native_lines, facts = native.run(
             folder, spark_save_s, rounds=options.rounds, size_mib=options.size_mib, commits=options.commits
         )
-    lines += native_lines
-    facts |= trust_facts
+        producer_lines, producer_facts = producers.run(folder, rounds=options.rounds, size_mib=options.shared_mib)
+    lines += native_lines + producer_lines
+    facts |= trust_facts | producer_facts
     print("\n" + show(lines))
     print("\na 1 KB save by Spark spends " + ", ".join(f"{spent:.0f} ms in {part}" for part, spent in parts.items()))
     for what, value in facts.items():

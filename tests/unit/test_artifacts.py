@@ -12,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catalog import artifacts
-from catalog.artifacts import CHUNK_BYTES, SharedFile, Stored, check_source, chunk_rows, file_chunks, links, totals
+from catalog.artifacts import (
+    CHUNK_BYTES,
+    SharedFile,
+    Stored,
+    Writing,
+    check_source,
+    chunk_rows,
+    file_chunks,
+    links,
+    totals,
+)
 from catalog.errors import InvalidInputError
 
 COLUMNS = {"stream": "s", "checkpoint_key": "k", "attempt": "a", "path": "state.bin"}
@@ -26,7 +36,7 @@ def small_chunks(monkeypatch):
 
 def rows(*pieces, also=None):
     """Return the rows with their bytes copied."""
-    return [{**row, "data": bytes(row["data"])} for row in chunk_rows(COLUMNS, pieces, also=also)]
+    return [{**row, "data": bytes(row["data"])} for row in chunk_rows(COLUMNS, pieces, Writing(also=also))]
 
 
 def sha256(data):
