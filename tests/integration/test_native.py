@@ -20,7 +20,7 @@ from catalog import (
     artifacts,
 )
 from catalog.tables import locks as locks_module
-from catalog.tables import native
+from catalog.tables import native_files, native_log
 from catalog.tables.locks import CommitLock, log_checkpoint, log_entry, newest_version
 from catalog.tables.port import Equals, Table
 from catalog.tables.schema import SCHEMAS, arrow
@@ -127,7 +127,7 @@ def test_log_checkpoints_are_made_in_time(tmp_path):
     save(new_catalog(tmp_path, maintain_every=0).store("s"), times=35)
     table = tmp_path / "catalog" / Table.CHECKPOINTS
     made = [version for version in range(36) if log_checkpoint(table, version).exists()]
-    assert [version // native.LOG_CHECKPOINT_EVERY for version in made] == [1, 2, 3]
+    assert [version // native_log.LOG_CHECKPOINT_EVERY for version in made] == [1, 2, 3]
 
 
 def test_tidying_merges_small_files_and_leaves_the_promised_versions_readable(tmp_path):
@@ -196,8 +196,8 @@ def test_what_was_merged_leaves_the_disk_after_a_day_and_is_read_until_then(tmp_
     catalog = new_catalog(tmp_path, maintain_every=0)
     store, folder = catalog.store("s"), tmp_path / "catalog" / Table.ARTIFACTS
     hours_ago = 0
-    real_now = native._now_ms
-    monkeypatch.setattr(native, "_now_ms", lambda: real_now() - hours_ago * 3_600_000)
+    real_now = native_log.now_ms
+    monkeypatch.setattr(native_log, "now_ms", lambda: real_now() - hours_ago * 3_600_000)
 
     def save_and_merge(first):
         for number in range(first, first + 12):
@@ -218,7 +218,7 @@ def test_tidying_that_fails_never_fails_the_commit(tmp_path, monkeypatch, caplog
     def broken(*_):
         raise OSError("disk trouble")
 
-    monkeypatch.setattr(catalog.engine, "_merge_small", broken)
+    monkeypatch.setattr(native_log.LoadedTable, "_merge_small", broken)
     save(catalog.store("s"))
     assert catalog.store("s").list_ids() == [1]
     assert "tidying" in caplog.text
@@ -274,14 +274,14 @@ def test_a_checkpoint_can_be_saved_and_loaded_while_the_interpreter_shuts_down(t
 
 def test_a_disk_that_fails_to_store_an_early_part_fails_the_save(tmp_path, monkeypatch):
     store = new_catalog(tmp_path).store("s")
-    real, faults = native.fsync, [OSError(5, "Input/output error")]
+    real, faults = native_files.fsync, [OSError(5, "Input/output error")]
 
     def fsync(path):
         if path.suffix == ".parquet" and faults:
             raise faults.pop()
         real(path)
 
-    monkeypatch.setattr(native, "fsync", fsync)
+    monkeypatch.setattr(native_files, "fsync", fsync)
     with pytest.raises(OSError, match="Input/output error"):
         store.save_with_state(CheckpointManifest.new(1, epoch=1), os.urandom(20 << 20))
     assert store.list_ids() == []
