@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -188,11 +187,7 @@ class NativeEngine:
 
     def versions(self) -> list[Version]:
         """See Engine.versions."""
-        loaded = self._tables[Table.CHECKPOINTS]
-        with loaded.mutex:
-            loaded.refreshed()
-            found = [Version(one["version"], _instant(one["timestamp"])) for one in loaded.delta.history()]
-        return sorted(found, key=lambda one: one.number)
+        return self._tables[Table.CHECKPOINTS].versions()
 
     def spread(self, tasks: Sequence[bytes], work: Callable[[Engine, bytes], bytes]) -> Iterator[bytes]:
         """See Engine.spread; the workers are threads of this process."""
@@ -270,10 +265,6 @@ def _only(column: pa.ChunkedArray) -> str:
     """Return the one stream of some rows."""
     (value,) = column.unique().to_pylist()
     return str(value)
-
-
-def _instant(timestamp_ms: int) -> datetime:
-    return datetime.fromtimestamp(timestamp_ms / 1000, UTC)
 
 
 def _is_conflict(error: BaseException) -> bool:

@@ -1,18 +1,22 @@
 """The log of one table: the versions that this process has loaded, commits on the newest, and keeping it short."""
 
+import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pa_fs
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
@@ -22,7 +26,7 @@ from catalog.tables.commits import Again, Commits, first_line
 from catalog.tables.locks import CommitLock, fsync, log_checkpoint, log_entry, shorten_log
 from catalog.tables.native_files import SMALL_FILE, DataFiles, now_ms
 from catalog.tables.native_statistics import Snapshot
-from catalog.tables.port import Table
+from catalog.tables.port import Table, Version
 from catalog.tables.schema import definition
 
 log = logging.getLogger(__name__)
@@ -33,6 +37,8 @@ FEWEST_TO_MERGE = 8
 MERGED_FILE = 64 << 20
 _DELETE_EVERY_S = 3600
 _UNNAMED_KEPT_DAYS = 7
+_READ_AT_ONCE = 16
+_LOG_ENTRY = re.compile(r"\d{20}\.json")
 _SORTED_BY = {
     Table.CHECKPOINTS: [("checkpoint_key", "ascending"), ("revision", "ascending")],
     Table.ARTIFACTS: [
@@ -91,6 +97,8 @@ class LoadedTable:
         self._snapshot: Snapshot | None = None
         self._earlier: Snapshot | None = None
         """The earlier version that was last asked for."""
+        self._times: dict[int, datetime] = {}
+        """When the versions in the log were made, as far as anybody asked."""
         self._reopen()
 
     # -- versions --------------------------------------------------------------------------------------------------
@@ -121,6 +129,39 @@ class LoadedTable:
                     ) from error
                 self._earlier = Snapshot(version, _live_files(delta))
             return self._earlier
+
+    def versions(self) -> list[Version]:
+        """Return the versions that the log has, oldest first.
+
+        The entries are read here: delta-rs numbers its history downwards from the version that it has loaded, though
+        the history begins with the newest, so that beside a writer every version would have another's time.
+        """
+        names = (info.base_name for info in self.files.storage.get_file_info(pa_fs.FileSelector("_delta_log")))
+        listed = [int(name[:20]) for name in names if _LOG_ENTRY.fullmatch(name)]
+        # A list made while entries come may lack one before its last.
+        there, known = range(min(listed), max(listed) + 1), self._times
+        unread = [number for number in there if number not in known]
+        with ThreadPoolExecutor(max_workers=_READ_AT_ONCE) as pool:
+            told = dict(zip(unread, pool.map(self._time_of, unread), strict=True))
+        found = {number: known.get(number) or told[number] for number in there}
+        # An entry never changes; those that went are forgotten.
+        times = self._times = {number: at for number, at in found.items() if at is not None}
+        return [Version(number, at) for number, at in times.items()]
+
+    def _time_of(self, version: int) -> datetime | None:
+        """Return when a version was made, None if its entry has just been removed."""
+        path = f"_delta_log/{version:020d}.json"
+        try:
+            with self.files.storage.open_input_file(path) as file:
+                lines = file.read().splitlines()
+            told = (json.loads(line)["commitInfo"] for line in lines if line.startswith(b'{"commitInfo"'))
+            made_ms = next((one["timestamp"] for one in told if "timestamp" in one), None)
+            if made_ms is not None:
+                return datetime.fromtimestamp(made_ms / 1000, UTC)
+            made: datetime | None = self.files.storage.get_file_info(path).mtime
+        except FileNotFoundError:
+            return None
+        return made
 
     def _is_newest(self) -> bool:
         """Look twice into a local log instead of listing it; entries are only ever removed from the oldest on."""

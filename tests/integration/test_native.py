@@ -1,8 +1,10 @@
 """The native engine: no JVM, commits that are seen everywhere, logs that stay short, bytes that stay the same."""
 
+import itertools
 import os
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -210,6 +212,30 @@ def test_what_was_merged_leaves_the_disk_after_a_day_and_is_read_until_then(tmp_
     assert save_and_merge(13) == 13, "12 of before, and the merged one: what went a day ago is gone"
     catalog.maintain()
     assert len(store.load_state_data(1)) == len(store.load_state_data(24)) == 10_000
+
+
+def test_a_version_keeps_its_time_while_others_commit(tmp_path):
+    catalog, others, stop = new_catalog(tmp_path), new_catalog(tmp_path), threading.Event()
+
+    def work():
+        for number in itertools.count(1):
+            others.store("s").save(CheckpointManifest.new(number, epoch=1))
+            if stop.is_set():
+                return
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    times, seen = {}, []
+    try:
+        while len(seen) < 50:
+            seen = catalog.engine.versions()
+            assert [one.number for one in seen] == list(range(len(seen)))
+            assert all(times.setdefault(one.number, one.at) == one.at for one in seen)
+    finally:
+        stop.set()
+        thread.join()
+    anew = {one.number: one.at for one in new_catalog(tmp_path).engine.versions()}
+    assert anew.items() >= times.items()
 
 
 def test_tidying_that_fails_never_fails_the_commit(tmp_path, monkeypatch, caplog):
