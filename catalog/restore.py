@@ -135,11 +135,17 @@ def open_part(stream: Stream, part: StatePart) -> Iterator[bytes]:
         yield bytes(chunk)
 
 
-def materialize(stream: Stream, key: str, folder: str | os.PathLike[str]) -> Path:
-    """Write a checkpoint's state into a new folder, verified, all of it or nothing; see CheckpointCatalog."""
+def new_folder(folder: str | os.PathLike[str]) -> Path:
+    """Return a folder that a state can be written into; refuse one that holds something."""
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidInputError(f"{target} is there already: pass a new or empty folder")
+    return target
+
+
+def materialize(stream: Stream, key: str, folder: str | os.PathLike[str]) -> Path:
+    """Write a checkpoint's state into a new folder, verified, all of it or nothing; see CheckpointCatalog."""
+    target = new_folder(folder)
     manifest, text, found = parts(stream, key)
     beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
