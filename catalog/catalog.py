@@ -193,6 +193,11 @@ class CheckpointCatalog:
             found[keys.stream_label(row["stream"])].append(Revision(**row))
         return {name: lifecycle.fold(found[name]) for name in sorted(found)}
 
+    def table(self, table: Table) -> "DataFrame":
+        """Return one of the tables as a DataFrame, `checkpoints` as of this catalog's moment."""
+        spark, relation = self._sql()
+        return spark.sql(f"SELECT * FROM {relation(table)}")
+
     def view(self, name: str) -> "DataFrame":
         """Return one of the views of sql/views as a DataFrame, whether it is deployed or not.
 
