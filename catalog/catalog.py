@@ -3,17 +3,19 @@
 import getpass
 import os
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from catalog import artifacts, clone, diff, keys, moment, recovery, restore, verify, views
+from catalog import artifacts, clone, diff, keys, lifecycle, moment, recovery, restore, verify, views
 from catalog.checkpointer import Checkpointer
 from catalog.clone import CopiedStream
 from catalog.diff import CheckpointDiff, Contents
 from catalog.errors import InvalidInputError, OutOfReachError, SessionError
+from catalog.lifecycle import Checkpoint, Revision
 from catalog.manifest import DEFAULT_VNODE_COUNT, Positions, StateManifest, parse_any
 from catalog.moment import Moment, MomentEngine
 from catalog.protocol import Stream
@@ -22,7 +24,8 @@ from catalog.restore import StatePart
 from catalog.state_store import CheckpointStateManager, CheckpointStateStore
 from catalog.store import CheckpointStore
 from catalog.tables.names import TableName, any_place, name_place, path_place
-from catalog.tables.port import Engine, Equals, Table
+from catalog.tables.port import Engine, Equals, In, Table
+from catalog.tables.schema import CHECKPOINT_FACTS
 from catalog.verify import Depth, Progress, Sample, ValidationReport
 
 if TYPE_CHECKING:
@@ -177,6 +180,23 @@ class CheckpointCatalog:
         return sorted(keys.stream_label(stream) for stream in found)
 
     # -- looking ---------------------------------------------------------------------------------------------------
+
+    def histories(self, streams: Sequence[str] | None = None) -> dict[str, dict[str, Checkpoint]]:
+        """Return what became of all checkpoints, by stream and key, from one read that takes no manifests along.
+
+        Args:
+            streams: which ones, by default all; one that has no row is left out.
+        """
+        where = [] if streams is None else [In("stream", tuple(keys.stream_key(name) for name in streams))]
+        found = defaultdict(list)
+        for row in self.engine.scan(Table.CHECKPOINTS, where, CHECKPOINT_FACTS).to_pylist():
+            found[keys.stream_label(row["stream"])].append(Revision(**row))
+        return {name: lifecycle.fold(found[name]) for name in sorted(found)}
+
+    def table(self, table: Table) -> "DataFrame":
+        """Return one of the tables as a DataFrame, `checkpoints` as of this catalog's moment."""
+        spark, relation = self._sql()
+        return spark.sql(f"SELECT * FROM {relation(table)}")
 
     def view(self, name: str) -> "DataFrame":
         """Return one of the views of sql/views as a DataFrame, whether it is deployed or not.

@@ -49,7 +49,7 @@ _VALUES = {
 }
 _NOT_NEGATIVE = """
     revision epoch event_count pipeline_hash vnode_count sinks_committed sinks_pending sinks_failed artifact_count
-    artifact_bytes shared_bytes partition chunk_no artifact_size
+    artifact_bytes shared_bytes partition chunk_no held_no artifact_size
 """
 _BOUNDS = {**dict.fromkeys(_NOT_NEGATIVE.split(), (0, None)), "chunk_count": (1, None), "chunk_size": (0, CHUNK_BYTES)}
 
@@ -123,11 +123,11 @@ def check_quality(catalog: CheckpointCatalog, *, data_docs: str | os.PathLike[st
         SessionError: the catalog is not in Spark, or Great Expectations cannot be imported.
     """
     began = time.monotonic()
-    spark, relation = catalog._sql()
-    issues = catalog.view(_ISSUES).select("stream", "checkpoint_key", "rule", "severity").toArrow()
+    shown = catalog.view(_ISSUES).select("stream", "checkpoint_key", "rule", "severity")
+    spark, issues = shown.sparkSession, shown.toArrow()
     checks = _Checks()
     for table in Table:
-        whole = spark.sql(f"SELECT * FROM {relation(table)}")
+        whole = catalog.table(table)
         ddl = ", ".join(f"{column.name} {column.sql_type}" for column in definition(table).columns)
         checks.run(table, "columns", whole.limit(0), _of_columns(checks.expect, spark.createDataFrame([], ddl)))
         # Spark answers every equal plan of the session from its cache, whatever was committed since: be equal to none.

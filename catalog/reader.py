@@ -67,18 +67,18 @@ class StreamReader:
 
     def history(self, only: Sequence[str] | None = None, *, manifests: bool = False) -> dict[str, Checkpoint]:
         """Return the stream's checkpoints, or those of some keys, by key, oldest first."""
-        where: list[Condition] = [Equals("stream", self.stream)]
-        where += [In("checkpoint_key", tuple(only))] if only is not None else []
         columns = (*CHECKPOINT_FACTS, "manifest") if manifests else CHECKPOINT_FACTS
-        history = lifecycle.fold(self._revisions(where, columns))
+        history = lifecycle.fold(self._revisions(only, columns))
         self._attempts = {key: one.origin.attempt for key, one in history.items() if one.origin and one.origin.attempt}
         return history
 
-    def revisions(self) -> list[Revision]:
-        """Return all rows of the stream."""
-        return self._revisions([Equals("stream", self.stream)], (*CHECKPOINT_FACTS, "manifest"))
+    def revisions(self, only: Sequence[str] | None = None) -> list[Revision]:
+        """Return all rows of the stream, or of some keys, with manifests."""
+        return self._revisions(only, (*CHECKPOINT_FACTS, "manifest"))
 
-    def _revisions(self, where: Sequence[Condition], columns: Sequence[str]) -> list[Revision]:
+    def _revisions(self, only: Sequence[str] | None, columns: Sequence[str]) -> list[Revision]:
+        where: list[Condition] = [Equals("stream", self.stream)]
+        where += [In("checkpoint_key", tuple(only))] if only is not None else []
         rows = self.engine.scan(Table.CHECKPOINTS, where, columns).to_pylist()
         self._refuse_other_format({row["format"] for row in rows})
         return [Revision(**row) for row in rows]

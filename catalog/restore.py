@@ -17,6 +17,7 @@ from catalog.errors import CatalogError, InvalidInputError
 from catalog.lifecycle import Checkpoint, History
 from catalog.manifest import CheckpointManifest, CheckpointManifestV2, Manifest, Positions, parse_any, parse_stored
 from catalog.protocol import Stream
+from catalog.reader import ROUNDS
 from catalog.recovery import RecoveryReport, Requirement
 from catalog.validation import ValidationResult, failure, needed_paths
 from catalog.verify import Depth, Verifier
@@ -36,7 +37,8 @@ class Manifests:
     def positions(self, checkpoint: Checkpoint) -> Positions:
         """Return where a checkpoint's sources stand; nowhere if its manifest cannot be read."""
         if checkpoint.key not in self._loaded:
-            wanted = self._waiting[self._waiting.index(checkpoint.key) :][: 2 * len(self._loaded) or 1]
+            older = [key for key in self._waiting if key < checkpoint.key]
+            wanted = [checkpoint.key, *older][: 2 * len(self._loaded) or 1]
             self._loaded |= self._stream.history(wanted, manifests=True)
         found = self._loaded.get(checkpoint.key)
         try:
@@ -65,17 +67,28 @@ def recover(
         vnode_count: what manifests are expected to have; another one is a warning.
     """
     verifier = Verifier(stream, vnode_count=vnode_count)
+    went: list[str] = []
 
     def validate(checkpoint: Checkpoint) -> ValidationResult:
         result = verifier.check(checkpoint.key, Depth.HASHES, along_chain=True)
+        if result is None:
+            went.append(checkpoint.key)
         gone = failure("manifest_missing", "it was deleted meanwhile")
         return result or ValidationResult(checkpoint.id, (gone,))
 
     began = time.monotonic()
     known = stream.history() if history is None else history
-    report = recovery.recover(
-        known, validate, stream.clock, allow_pending=allow_pending, lenient=lenient, require=require
-    )
+    for _ in range(ROUNDS):
+        went.clear()
+        report = recovery.recover(
+            known, validate, stream.clock, allow_pending=allow_pending, lenient=lenient, require=require
+        )
+        if not went:
+            break
+        # Whoever prunes has newer ones: an older one, or none, would be the answer to yesterday's question.
+        before, known = known, stream.history()
+        if all(known.get(key) == before[key] for key in went):
+            break  # a moment does not change
     # A catalog's clock may stand still, as that of a moment does.
     return replace(report, elapsed=timedelta(seconds=time.monotonic() - began))
 
@@ -122,11 +135,17 @@ def open_part(stream: Stream, part: StatePart) -> Iterator[bytes]:
         yield bytes(chunk)
 
 
-def materialize(stream: Stream, key: str, folder: str | os.PathLike[str]) -> Path:
-    """Write a checkpoint's state into a new folder, verified, all of it or nothing; see CheckpointCatalog."""
+def new_folder(folder: str | os.PathLike[str]) -> Path:
+    """Return a folder that a state can be written into; refuse one that holds something."""
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidInputError(f"{target} is there already: pass a new or empty folder")
+    return target
+
+
+def materialize(stream: Stream, key: str, folder: str | os.PathLike[str]) -> Path:
+    """Write a checkpoint's state into a new folder, verified, all of it or nothing; see CheckpointCatalog."""
+    target = new_folder(folder)
     manifest, text, found = parts(stream, key)
     beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:

@@ -1,6 +1,5 @@
 """`ckpt list` and `ckpt show`: what is there, from the native engine, without Spark."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -14,10 +13,9 @@ from catalog.cli import output as show_as
 from catalog.cli.frame import DebugOption, ExitCode, OutputOption, PathArgument, StreamArgument, running
 from catalog.cli.output import Column, Facts, Listing, OutputFormat
 from catalog.errors import CatalogError, CheckpointNotFoundError
-from catalog.lifecycle import Checkpoint, Revision
+from catalog.lifecycle import Checkpoint, History, Revision
 from catalog.manifest import CheckpointManifest, FailedSink, Manifest, parse_any
-from catalog.tables.port import Condition, Equals, Table
-from catalog.tables.schema import CHECKPOINT_FACTS
+from catalog.tables.port import Equals
 
 SHORT_SHA256 = 12
 
@@ -30,12 +28,9 @@ def list_command(
 ) -> None:
     """List live checkpoints, oldest first."""
     with running(output, debug) as out, CheckpointCatalog.native(path) as catalog:
-        where = [] if stream is None else [Equals("stream", keys.stream_key(stream))]
-        by_stream = defaultdict(list)
-        for revision in _revisions(catalog, where, CHECKPOINT_FACTS):
-            by_stream[keys.stream_label(revision.stream)].append(revision)
+        histories = catalog.histories(None if stream is None else [stream])
         now = datetime.now(UTC)
-        rows = [row for label in sorted(by_stream) for row in _live_rows(label, by_stream[label], now)]
+        rows = [row for label, history in histories.items() for row in _live_rows(label, history, now)]
         if not rows:
             out.note("no live checkpoints" + (f" in stream {stream!r}" if stream is not None else ""))
         out.result(rows, *([_listing(rows)] if rows else []))
@@ -54,8 +49,7 @@ def show_command(
     """
     with running(output, debug) as out, CheckpointCatalog.native(path) as catalog:
         key = keys.any_key(checkpoint_id)
-        where = [Equals("stream", keys.stream_key(stream)), Equals("checkpoint_key", key)]
-        life = sorted(_revisions(catalog, where, (*CHECKPOINT_FACTS, "manifest")), key=lambda one: one.revision)
+        life = sorted(catalog.stream(stream).revisions([key]), key=lambda one: one.revision)
         if not life:
             raise CheckpointNotFoundError(f"stream {stream!r} has no checkpoint {checkpoint_id}: `ckpt list` shows all")
         checkpoint = lifecycle.fold(life)[key]
@@ -74,16 +68,11 @@ def show_command(
             raise typer.Exit(ExitCode.FAULTS)
 
 
-def _revisions(catalog: CheckpointCatalog, where: Sequence[Condition], columns: Sequence[str]) -> list[Revision]:
-    return [Revision(**row) for row in catalog.engine.scan(Table.CHECKPOINTS, where, columns).to_pylist()]
-
-
 # -- list ----------------------------------------------------------------------------------------------------------
 
 
-def _live_rows(label: str, revisions: Sequence[Revision], now: datetime) -> list[dict[str, Any]]:
+def _live_rows(label: str, history: History, now: datetime) -> list[dict[str, Any]]:
     """Return a stream's live checkpoints with the columns of the view checkpoint_list."""
-    history = lifecycle.fold(revisions)
     latest = lifecycle.latest(history)
     rows = []
     for one in history.values():

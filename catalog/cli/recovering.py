@@ -1,5 +1,6 @@
 """`ckpt recover`: which checkpoint to restore from, why, and its state in a folder if that is wanted."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from catalog.cli.frame import (
 )
 from catalog.cli.output import OutputFormat
 from catalog.recovery import RecoveryReport
+from catalog.restore import new_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,10 @@ def recover_command(
 
     The exit code is 3 if there is none. Times without a time zone are UTC.
     """
-    with running(output, debug) as out, CheckpointCatalog.native(path) as present:
+    with running(output, debug) as out, ExitStack() as stack:
+        if into is not None:
+            new_folder(into)  # before anything is read, which may take long
+        present = stack.enter_context(CheckpointCatalog.native(path))
         catalog = present.as_of(version=as_of.version, timestamp=as_of.timestamp) if as_of else present
         with out.working(f"looking for a checkpoint of {stream!r} …"):
             report = catalog.recover(

@@ -9,7 +9,7 @@ from typing import Any
 
 from catalog import CheckpointCatalog, keys
 from catalog.manifest import content_sha256, sha256_text
-from catalog.tables.native import NativeEngine
+from catalog.tables.native_files import DataFiles
 from catalog.tables.port import Table
 from catalog.tables.schema import CHECKPOINT_FACTS, CHUNK_FACTS, arrow
 from tests.benchmarks.lines import MIB, Line, alternate, manifest
@@ -90,20 +90,20 @@ def hashing(spark: Any, folder: Path, size_mib: int, rounds: int) -> list[Line]:
 def recovery(place: Path) -> dict[str, Any]:
     """How much of a catalog recovery of the latest good checkpoint reads."""
     opened: list[str] = []
-    real = NativeEngine._read_file
+    real = DataFiles._read_file
 
-    def counted(engine: NativeEngine, table: Table, path: str, *rest: Any) -> Any:
-        opened.append(table)
-        return real(engine, table, path, *rest)
+    def counted(files: DataFiles, path: str, *rest: Any) -> Any:
+        opened.append(files.table)
+        return real(files, path, *rest)
 
-    NativeEngine._read_file = counted  # type: ignore[method-assign]
+    DataFiles._read_file = counted  # type: ignore[method-assign]
     try:
         catalog = CheckpointCatalog.native(place)
         began = time.perf_counter()
         report = catalog.recover("many")
         seconds = time.perf_counter() - began
     finally:
-        NativeEngine._read_file = real  # type: ignore[method-assign]
+        DataFiles._read_file = real  # type: ignore[method-assign]
     return {
         "chosen": report.chosen_id,
         "examined": report.examined,

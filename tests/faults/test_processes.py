@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from catalog import CheckpointCatalog, CheckpointManifest
+from catalog import CheckpointCatalog, CheckpointManifest, ClosedIdError, PurgedError
 from catalog.tables.port import Equals, Table
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -177,6 +177,10 @@ def test_many_kills_at_random_and_chosen_points(spark, tmp_path, engine, chosen,
     assert landed["before artifacts"] + landed["during the artifacts"] >= 3
 
 
+def open_for(reader, spark, place):
+    return CheckpointCatalog.create(spark, place) if reader == "spark" else CheckpointCatalog.native(place, create=True)
+
+
 def read_among_writers(catalog, place, engine, saves, reads):
     """Read the latest over and over while another process saves; it must be valid and never go back."""
     ids = list(range(1, saves + 1))
@@ -205,10 +209,126 @@ def read_among_writers(catalog, place, engine, saves, reads):
 @pytest.mark.parametrize(("reader", "writer"), [("spark", "spark"), ("native", "spark"), ("native", "native")])
 def test_a_reader_among_fifty_saves_never_sees_an_invalid_latest_or_an_older_one(spark, tmp_path, reader, writer):
     place = tmp_path / "catalog"
-    catalog = (
-        CheckpointCatalog.create(spark, place) if reader == "spark" else CheckpointCatalog.native(place, create=True)
-    )
-    count, changes = read_among_writers(catalog, place, writer, saves=50, reads=200)
+    count, changes = read_among_writers(open_for(reader, spark, place), place, writer, saves=50, reads=200)
     print(f"\n{count} reads by {reader}, the latest by {writer} changed {changes} times")
     assert count >= 200
     assert changes > 10, "the reader saw too little of the writer"
+
+
+class Traveller:
+    """Goes back while another process saves, prunes, purges and sweeps, and checks that all it sees fits together."""
+
+    def __init__(self, catalog, folder):
+        self.catalog = catalog
+        self.store = catalog.store("busy")
+        self.folder = folder
+        self.recovered = 0
+        self.moments = {}
+        self.rescued = set()
+        self.done = Counter()
+
+    def look_back(self, **when):
+        """Return the ids of a moment, each of which loads or is told as purged."""
+        past = self.catalog.as_of(**when)
+        store = past.store("busy")
+        ids = store.list_ids()
+        assert ids == store.list_ids(), "a moment changed while it was looked at"
+        assert (latest := store.load_latest()) is None or latest.checkpoint_id == ids[-1]
+        for one in ids:
+            self.loads(store, one, PurgedError)
+        self.done["moments"] += 1
+        return ids
+
+    def loads(self, store, one, error):
+        """Load a state, which is whole, unless it is told by this error that it went."""
+        try:
+            assert store.load_state_data(one) == state_of(one, "writer")
+        except error:
+            self.done["told as gone"] += 1
+        else:
+            self.done["loaded"] += 1
+
+    def travel(self):
+        versions = self.catalog.engine.versions()
+        for when in ({"version": versions[-1].number}, {"timestamp": versions[-2].at}):
+            ids = self.look_back(**when)
+            self.moments[next(iter(when.values()))] = (when, ids)
+            assert self.look_back(**when) == ids, "a moment is not the same twice"
+
+    def recover(self):
+        report = self.catalog.recover("busy")
+        assert report.chosen_id is not None, report.explain()
+        assert report.chosen_id >= self.recovered, "recovery went back behind an earlier answer"
+        self.recovered = report.chosen_id
+        self.loads(self.store, report.chosen_id, ClosedIdError)
+        self.done["recoveries"] += 1
+
+    def undo(self):
+        """Take the newest out of the trash that is there, and hold it."""
+        history = self.catalog.stream("busy").history()
+        trashed = [one.id for one in history.values() if one.undo_until]
+        for one in reversed(trashed[-2:]):
+            try:
+                self.store.restore(one)
+                self.store.pin(one, "rescued")
+            except ClosedIdError:
+                self.done["undone too late"] += 1
+            else:
+                self.rescued.add(one)
+
+    def copy(self):
+        past = self.catalog.as_of(version=self.catalog.engine.versions()[-1].number)
+        copy = CheckpointCatalog.native(self.folder / str(uuid.uuid4()), create=True)
+        try:
+            past.copy_to(copy, ["busy"])
+        except PurgedError:
+            self.done["copies told as purged"] += 1
+            assert copy.streams() == []
+            return
+        assert copy.store("busy").list_ids() == past.store("busy").list_ids()
+        assert copy.validate(depth="hashes").results == ()
+        self.done["copies"] += 1
+
+
+def go_back_among_writers(catalog, place, engine, rounds, folder):
+    """Look at moments, recover, undo and copy, over and over, while another process lets go of what it saved."""
+    traveller = Traveller(catalog, folder)
+    with worker(engine, "churn", place, "busy", "writer", 3) as process:
+        for _ in range(6):
+            assert process.stdout.readline()
+        for _ in range(rounds):
+            traveller.travel()
+            traveller.recover()
+            traveller.undo()
+            traveller.copy()
+            assert process.poll() is None, "the writer gave up: nothing was tried"
+        process.stdin.close()
+        lines = told(process)
+    assert process.returncode == 0
+    for when, ids in traveller.moments.values():
+        assert traveller.look_back(**when) == ids, "a moment is not the same later on"
+    for one in traveller.rescued:
+        assert traveller.store.load_state_data(one) == state_of(one, "writer"), "what was undone and held is gone"
+    assert catalog.validate(["busy"], depth="hashes").results == ()
+    return traveller.done + Counter(saved=lines[-1]["saved"], purged=sum(line["purged"] for line in lines))
+
+
+def test_what_is_seen_going_back_fits_together_while_another_process_saves_prunes_and_purges(tmp_path):
+    place = tmp_path / "catalog"
+    done = go_back_among_writers(open_for("native", None, place), place, "native", 8, tmp_path)
+    assert done["purged"], "nothing was purged meanwhile"
+    assert done["told as gone"]
+    assert done["loaded"]
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(
+    ("reader", "writer", "rounds"),
+    [("native", "native", 100), ("spark", "spark", 6), ("spark", "native", 6), ("native", "spark", 20)],
+)
+def test_going_back_over_and_over_among_writers_of_either_engine(spark, tmp_path, reader, writer, rounds):
+    place = tmp_path / "catalog"
+    done = go_back_among_writers(open_for(reader, spark, place), place, writer, rounds, tmp_path)
+    print(f"\na {reader} reader beside a {writer} writer: {dict(done)}")
+    assert done["purged"]
+    assert done["loaded"]

@@ -3,6 +3,7 @@
     worker.py ENGINE race PLACE STREAM NAME ID,ID,…   tries to save every id with own content, in an order of its own
     worker.py ENGINE write PLACE STREAM NAME ID,ID,…  the same in the given order
     worker.py ENGINE save PLACE STREAM POINT DELAY    saves one checkpoint after the other and is killed on the way
+    worker.py ENGINE churn PLACE STREAM NAME KEEP     saves, prunes, purges and sweeps until its input ends
 
 ENGINE is spark or native.
 It tells what it does line by line on standard output, each line written at once, so that what was told before a
@@ -16,6 +17,8 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -60,13 +63,14 @@ class Watched:
         return outcomes
 
 
-def open_catalog(engine: str, place: str, cores: int) -> CheckpointCatalog:
+def open_catalog(engine: str, place: str, cores: int, **options: Any) -> CheckpointCatalog:
     if engine == "native":
-        return CheckpointCatalog.native(place, maintain_every=5)
+        return CheckpointCatalog.native(place, maintain_every=5, **options)
     from catalog.session import build_session
     from catalog.testing.spark import QUICK_SETTINGS
 
-    return CheckpointCatalog.for_path(build_session(master=f"local[{cores}]", settings=QUICK_SETTINGS), place)
+    spark = build_session(master=f"local[{cores}]", settings=QUICK_SETTINGS)
+    return CheckpointCatalog.for_path(spark, place, **options)
 
 
 def state_of(checkpoint_id: int, writer: str) -> bytes:
@@ -105,10 +109,34 @@ def save(catalog: CheckpointCatalog, stream: str, point: str, delay_s: float) ->
         tell(acknowledged=one)
 
 
+def churn(catalog: CheckpointCatalog, stream: str, name: str, keep: int) -> None:
+    """Save, and let go of all but the newest for good, as fast as possible."""
+    ended = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    store = catalog.store(stream)
+    for one in count(store.next_id()):
+        store.save_with_state(CheckpointManifest.new(one, epoch=one), [state_of(one, name)])
+        store.prune(keep, undo_for=timedelta(0))
+        purged = catalog.stream(stream).purge()
+        if purged:
+            store.cleanup_orphans(timedelta(0))
+        tell(saved=one, purged=len(purged))
+        if ended.is_set():
+            return
+
+
+def quick_clock() -> Any:
+    """A clock that is a minute later every time it is asked, so that undo windows pass while one looks on."""
+    start, minutes = datetime.now(UTC) - timedelta(days=300), count()
+    return lambda: start + timedelta(minutes=next(minutes))
+
+
 if __name__ == "__main__":
     engine, mode, place, stream, what, argument = sys.argv[1:]
     if mode in ("race", "write"):
         ids = [int(one) for one in argument.split(",")]
         race(open_catalog(engine, place, 1), stream, what, ids, shuffled=mode == "race")
+    elif mode == "churn":
+        churn(open_catalog(engine, place, 1, clock=quick_clock()), stream, what, int(argument))
     else:
         save(open_catalog(engine, place, 2), stream, what, float(argument))

@@ -315,6 +315,13 @@ def test_recover_writes_the_state_into_a_new_folder_and_into_no_other(here, plac
     assert not (tmp_path / "none").exists()
 
 
+def test_a_folder_that_holds_something_is_refused_before_anything_is_read(here, tmp_path):
+    (tmp_path / "full" / "x").mkdir(parents=True)
+    code, _, told = here("recover", str(tmp_path / "no catalog"), "orders", "--into", str(tmp_path / "full"))
+    assert code == 2
+    assert "pass a new or empty folder" in told
+
+
 # -- errors --------------------------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from catalog import (
 )
 from catalog.tables.port import Table
 from catalog.testing.native import NativeHarness
-from catalog.verify import Depth, Sample
+from catalog.verify import Depth, Sample, Verifier
 
 PIPELINE = 0xDEADBEEFCAFE1234
 
@@ -158,6 +158,25 @@ def test_recovery_reads_only_the_manifests_and_bytes_of_what_it_examines(catalog
     assert catalog.recover("s").chosen_id == 12
     assert sum(rows for table, manifest, _, rows in scans if table is Table.CHECKPOINTS and manifest) == 1
     assert sum(rows for _, _, data, rows in scans if data) == 1
+
+
+@pytest.mark.parametrize("wish", [{}, {"at_offset": ("kafka", "p-0", 1000)}])
+def test_recovery_looks_again_when_what_it_examines_is_pruned_meanwhile(catalog, wish, monkeypatch):
+    store, real = save_v1(catalog, count=2), Verifier.check
+    store.pin(1, "an old one that stays")
+
+    def check(self, key, *rest, **options):
+        if key == keys.integer_key(2):
+            offsets = {"kafka": {"offsets": {"p-0": "300"}, "epoch": 1}}
+            store.save(CheckpointManifest.new(3, epoch=3, source_offsets=offsets))
+            store.prune(1)
+        return real(self, key, *rest, **options)
+
+    monkeypatch.setattr(Verifier, "check", check)
+    report = catalog.recover("s", **wish)
+    assert store.list_ids() == [1, 3], "nothing was pruned meanwhile"
+    assert report.chosen_id == 3
+    assert report.skipped == ()
 
 
 # -- restoring ---------------------------------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
 """The native engine: no JVM, commits that are seen everywhere, logs that stay short, bytes that stay the same."""
 
+import itertools
 import os
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -20,7 +22,7 @@ from catalog import (
     artifacts,
 )
 from catalog.tables import locks as locks_module
-from catalog.tables import native
+from catalog.tables import native_files, native_log
 from catalog.tables.locks import CommitLock, log_checkpoint, log_entry, newest_version
 from catalog.tables.port import Equals, Table
 from catalog.tables.schema import SCHEMAS, arrow
@@ -127,7 +129,7 @@ def test_log_checkpoints_are_made_in_time(tmp_path):
     save(new_catalog(tmp_path, maintain_every=0).store("s"), times=35)
     table = tmp_path / "catalog" / Table.CHECKPOINTS
     made = [version for version in range(36) if log_checkpoint(table, version).exists()]
-    assert [version // native.LOG_CHECKPOINT_EVERY for version in made] == [1, 2, 3]
+    assert [version // native_log.LOG_CHECKPOINT_EVERY for version in made] == [1, 2, 3]
 
 
 def test_tidying_merges_small_files_and_leaves_the_promised_versions_readable(tmp_path):
@@ -196,8 +198,8 @@ def test_what_was_merged_leaves_the_disk_after_a_day_and_is_read_until_then(tmp_
     catalog = new_catalog(tmp_path, maintain_every=0)
     store, folder = catalog.store("s"), tmp_path / "catalog" / Table.ARTIFACTS
     hours_ago = 0
-    real_now = native._now_ms
-    monkeypatch.setattr(native, "_now_ms", lambda: real_now() - hours_ago * 3_600_000)
+    real_now = native_log.now_ms
+    monkeypatch.setattr(native_log, "now_ms", lambda: real_now() - hours_ago * 3_600_000)
 
     def save_and_merge(first):
         for number in range(first, first + 12):
@@ -212,13 +214,37 @@ def test_what_was_merged_leaves_the_disk_after_a_day_and_is_read_until_then(tmp_
     assert len(store.load_state_data(1)) == len(store.load_state_data(24)) == 10_000
 
 
+def test_a_version_keeps_its_time_while_others_commit(tmp_path):
+    catalog, others, stop = new_catalog(tmp_path), new_catalog(tmp_path), threading.Event()
+
+    def work():
+        for number in itertools.count(1):
+            others.store("s").save(CheckpointManifest.new(number, epoch=1))
+            if stop.is_set():
+                return
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    times, seen = {}, []
+    try:
+        while len(seen) < 50:
+            seen = catalog.engine.versions()
+            assert [one.number for one in seen] == list(range(len(seen)))
+            assert all(times.setdefault(one.number, one.at) == one.at for one in seen)
+    finally:
+        stop.set()
+        thread.join()
+    anew = {one.number: one.at for one in new_catalog(tmp_path).engine.versions()}
+    assert anew.items() >= times.items()
+
+
 def test_tidying_that_fails_never_fails_the_commit(tmp_path, monkeypatch, caplog):
     catalog = new_catalog(tmp_path, maintain_every=1)
 
     def broken(*_):
         raise OSError("disk trouble")
 
-    monkeypatch.setattr(catalog.engine, "_merge_small", broken)
+    monkeypatch.setattr(native_log.LoadedTable, "_merge_small", broken)
     save(catalog.store("s"))
     assert catalog.store("s").list_ids() == [1]
     assert "tidying" in caplog.text
@@ -274,14 +300,14 @@ def test_a_checkpoint_can_be_saved_and_loaded_while_the_interpreter_shuts_down(t
 
 def test_a_disk_that_fails_to_store_an_early_part_fails_the_save(tmp_path, monkeypatch):
     store = new_catalog(tmp_path).store("s")
-    real, faults = native.fsync, [OSError(5, "Input/output error")]
+    real, faults = native_files.fsync, [OSError(5, "Input/output error")]
 
     def fsync(path):
         if path.suffix == ".parquet" and faults:
             raise faults.pop()
         real(path)
 
-    monkeypatch.setattr(native, "fsync", fsync)
+    monkeypatch.setattr(native_files, "fsync", fsync)
     with pytest.raises(OSError, match="Input/output error"):
         store.save_with_state(CheckpointManifest.new(1, epoch=1), os.urandom(20 << 20))
     assert store.list_ids() == []

@@ -1,0 +1,198 @@
+"""Data files of a table: Parquet written and read by pyarrow, and what the log has to say about each."""
+
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pa_fs
+import pyarrow.parquet as pq
+from deltalake.fs import DeltaStorageHandler
+from deltalake.transaction import AddAction
+
+from catalog.errors import CorruptError, InvalidInputError, ReadOnlyError
+from catalog.tables.commits import first_line
+from catalog.tables.locks import fsync
+from catalog.tables.names import Place
+from catalog.tables.native_statistics import Where, expression, may_have, statistics, tells
+from catalog.tables.port import Table
+from catalog.tables.schema import SCHEMAS, definition
+from catalog.threads import start
+
+SMALL_FILE = 1 << 20
+_ROW_GROUP_ROWS, _ROW_GROUP_BYTES = 256, 16 << 20
+_READING = {"coerce_int96_timestamp_unit": "us", "pre_buffer": False}
+"""Without pre-buffering all reading happens in the caller's thread, none in Arrow's, which may outlive Python."""
+
+
+class DataFiles:
+    """Reads and writes the data files of one table; which of them count is the log's to say."""
+
+    def __init__(
+        self, place: Place, table: Table, options: Mapping[str, str], *, durable: bool, ahead: ThreadPoolExecutor
+    ) -> None:
+        """Know where they are.
+
+        Args:
+            place: the catalog.
+            table: the table.
+            options: deltalake's options for that storage.
+            durable: on a local disk, fsync what is written.
+            ahead: does what need not be waited for.
+        """
+        self.table = table
+        self.uri = f"{place.path}/{table}"
+        self.folder = place.local_folder / table if place.local_folder else None
+        self.options = dict(options)
+        self.durable = durable and self.folder is not None
+        self._place = place
+        self._ahead = ahead
+
+    @cached_property
+    def storage(self) -> pa_fs.FileSystem:
+        """The file system, with the table's folder as its root."""
+        if self.folder:
+            return pa_fs.SubTreeFileSystem(str(self.folder), pa_fs.LocalFileSystem())
+        return pa_fs.PyFileSystem(DeltaStorageHandler(self.uri, self.options))
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open a data file for reading."""
+        if self.folder:
+            return pa.memory_map(str(self.folder / path))
+        file = self.storage.open_input_file(path)
+        # One request for a small file, instead of one for each of its columns.
+        return pa.BufferReader(file.read()) if file.size() < SMALL_FILE else file
+
+    def read(self, files: pa.Table, where: Where, columns: Sequence[str] | None) -> pa.Table:
+        """Return rows of these files, from the statistics where they are exact, else from the files themselves."""
+        names = list(columns or SCHEMAS[self.table].names)
+        asked = {*names, *(condition.column for condition in where)} - {"stream"}
+        told: list[dict[str, Any]] = []
+        unread: list[tuple[str, str]] = []
+        for file in files.to_pylist():
+            stream = file["partition.stream"]
+            if tells(file, asked):
+                told += [{"stream": stream, **{name: file[f"min.{name}"] for name in asked}}] * file["num_records"]
+            else:
+                unread.append((stream, file["path"]))
+        parts = [_told_rows(self.table, told, where, names)] if told or not unread else []
+        for stream, path in unread:
+            parts.append(_with_stream(self._read_file(path, where, names), stream, names))
+        return pa.concat_tables(parts)
+
+    def _read_file(self, path: str, where: Where, names: Sequence[str]) -> pa.Table:
+        """Return rows of one data file, from the row groups that may have some."""
+        schema = SCHEMAS[self.table]
+        where = [condition for condition in where if condition.column != "stream"]
+        columns = [name for name in schema.names if name in {*names, *(one.column for one in where)} - {"stream"}]
+        expected = pa.schema([schema.field(name) for name in columns])
+        try:
+            with self.open(path) as source, pq.ParquetFile(source, **_READING) as file:
+                groups = [one for one in range(file.num_row_groups) if may_have(file.metadata.row_group(one), where)]
+                is_small = source.size() < SMALL_FILE
+                parts = [_read_group(file, group, expected, where, is_small=is_small) for group in groups]
+        except pa.ArrowInvalid as error:
+            raise CorruptError(f"{path} of {self._place}, {self.table}, is damaged: {first_line(error)}") from error
+        return pa.concat_tables([expected.empty_table(), *(part for part in parts if part is not None)])
+
+    def write(self, stream: str, tables: Iterable[pa.Table]) -> AddAction:
+        """Write rows of a stream into a new data file, durable, and return what the log has to say about it."""
+        path = f"part-{uuid.uuid4()}.parquet"
+        kept = definition(self.table).statistics
+        facts: list[pa.Table] = []
+        writer: pq.ParquetWriter | None = None
+        syncing: list[Future[None]] = []
+        try:
+            for rows in tables:
+                _check_required(self.table, rows)
+                writer = writer or _writer(path, self.storage, rows, kept)
+                facts.append(rows.select(kept))
+                per_group = max(1, _ROW_GROUP_BYTES * rows.num_rows // max(rows.nbytes, 1))
+                writer.write_table(rows.drop_columns(["stream"]), min(per_group, _ROW_GROUP_ROWS))
+                if self.folder and self.durable and rows.nbytes >= SMALL_FILE:
+                    # The disk works while the next part is made.
+                    syncing.append(start(self._ahead, fsync, self.folder / path))
+            if writer:
+                writer.close()
+            for one in syncing:
+                one.result()  # a fault of the disk is told only once
+        except BaseException as error:
+            if self.storage.get_file_info(path).type is pa_fs.FileType.File:
+                self.storage.delete_file(path)
+            if isinstance(error, PermissionError):
+                raise ReadOnlyError(f"cannot write in {self.uri}: {error.strerror or error}") from error
+            raise
+        if self.folder and self.durable:
+            fsync(self.folder / path)
+            fsync(self.folder)
+        size = self.storage.get_file_info(path).size
+        return AddAction(path, size, {"stream": stream}, now_ms(), True, statistics(pa.concat_tables(facts)))
+
+
+def _writer(path: str, storage: pa_fs.FileSystem, first: pa.Table, statistics: Sequence[str]) -> pq.ParquetWriter:
+    """Open a new data file for rows like these; bytes are compressed only if that helps."""
+    compression = {name: "zstd" for name in first.column_names if name != "stream"}
+    if "data" in compression:
+        compression["data"] = "snappy" if _compressible(first.column("data")) else "none"
+    return pq.ParquetWriter(
+        path,
+        first.schema.remove(first.schema.get_field_index("stream")),
+        filesystem=storage,
+        compression=compression,
+        use_dictionary=False,
+        write_statistics=list(statistics),
+    )
+
+
+def _compressible(data: pa.ChunkedArray) -> bool:
+    sample = next((bytes(one.as_buffer()[:65_536]) for one in data if one.is_valid and len(one.as_buffer())), b"")
+    return len(pa.compress(sample, "snappy", asbytes=True)) < 0.9 * len(sample)
+
+
+def _read_group(
+    file: pq.ParquetFile, group: int, expected: pa.Schema, where: Where, *, is_small: bool
+) -> pa.Table | None:
+    """Return the rows of a row group that meet every condition, if any; bytes are read only then."""
+
+    def read(names: Sequence[str]) -> pa.Table:
+        # Handing a few rows' columns to threads takes longer than reading them.
+        rows = file.read_row_group(group, columns=list(names), use_threads=not is_small)
+        # Other writers' files may have kinds of text and time that filters do not know.
+        return rows.select(names).cast(pa.schema([expected.field(name) for name in names]))
+
+    asked = sorted({condition.column for condition in where})
+    at_once = is_small or not where
+    rows = read(expected.names if at_once else asked)
+    numbers = pa.array(range(rows.num_rows))
+    wanted = rows.select(asked).append_column("row", numbers).filter(expression(where)).column("row")
+    if not len(wanted):
+        return None
+    rows = rows if at_once else read(expected.names)
+    # A selection is a copy, and most often all rows of a group are wanted.
+    return rows if len(wanted) == rows.num_rows else rows.take(wanted)
+
+
+def _told_rows(table: Table, told: list[dict[str, Any]], where: Where, names: list[str]) -> pa.Table:
+    rows = pa.Table.from_pylist(told, SCHEMAS[table])
+    return (rows.filter(expression(where)) if told else rows).select(names)
+
+
+def _with_stream(rows: pa.Table, stream: str, names: list[str]) -> pa.Table:
+    """Add the partition column, which data files do not have."""
+    if "stream" in names:
+        rows = rows.append_column("stream", pa.repeat(pa.scalar(stream), rows.num_rows))
+    return rows.select(names)
+
+
+def _check_required(table: Table, rows: pa.Table) -> None:
+    for column in definition(table).columns:
+        if column.required and rows.column(column.name).null_count:
+            raise InvalidInputError(f"column {column.name} of {table} must not be NULL")
+
+
+def now_ms() -> int:
+    """Return the time as the log has it."""
+    return time.time_ns() // 1_000_000
