@@ -8,8 +8,9 @@ import hashlib
 import io
 import pickle
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, partial
@@ -173,10 +174,9 @@ def write(
             for piece in read(engine, columns["stream"], columns["checkpoint_key"], columns["attempt"], stored.path):
                 also.update(piece)
         return stored
-    parts = _parts(chunk_rows(columns, _pieces(source), also=also, base=base))
     written: list[dict[str, Any]] = []
 
-    def batch() -> Iterator[pa.Table]:
+    def batch(parts: Iterator[list[dict[str, Any]]]) -> Iterator[pa.Table]:
         size, first = 0, len(written)
         while size < BATCH_CHUNKS * CHUNK_BYTES and len(written) - first < BATCH_ROWS and (part := next(parts, None)):
             table = as_table(part)
@@ -184,8 +184,11 @@ def write(
             written.extend(part)
             yield table
 
-    while not (written and written[-1]["chunk_count"]):
-        engine.append(Table.ARTIFACTS, batch())
+    # Closed whatever happens: whoever keeps an error must not keep the threads that hash.
+    with closing(chunk_rows(columns, _pieces(source), also=also, base=base)) as rows:
+        parts = _parts(rows)
+        while not (written and written[-1]["chunk_count"]):
+            engine.append(Table.ARTIFACTS, batch(parts))
     return totals(written)[columns["path"]]
 
 
@@ -388,7 +391,7 @@ def chunk_rows(
     *,
     also: Hash | None = None,
     base: Callable[[], Base | None] = lambda: None,
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     """Yield the rows of an artifact, at least one; the last carries the totals, borrowed ones have no bytes.
 
     Pieces are taken in the caller's thread; two others hash the next few chunks while the caller writes.
