@@ -5,6 +5,7 @@ import pytest
 # Before they are imported, so that a failing assertion of a suite shows its values.
 pytest.register_assert_rewrite(
     "catalog.testing.checkpointer_suite",
+    "catalog.testing.snapshot_suite",
     "catalog.testing.state_suite",
     "catalog.testing.store_suite",
     "catalog.testing.stream_factory_suite",
@@ -12,6 +13,7 @@ pytest.register_assert_rewrite(
 
 from catalog.testing.checkpointer_suite import CheckpointerSuite  # noqa: E402
 from catalog.testing.harness import FakeClock, Harness  # noqa: E402
+from catalog.testing.snapshot_suite import SnapshotStrategySuite  # noqa: E402
 from catalog.testing.state_suite import CheckpointStateStoreSuite  # noqa: E402
 from catalog.testing.store_suite import CheckpointStoreSuite  # noqa: E402
 from catalog.testing.stream_factory_suite import (  # noqa: E402
@@ -28,5 +30,6 @@ __all__ = [
     "CheckpointerSuite",
     "FakeClock",
     "Harness",
+    "SnapshotStrategySuite",
     "StreamCheckpoints",
 ]

@@ -3,7 +3,7 @@
 import pytest
 
 from catalog import CheckpointNotFoundError, CheckpointStreamError, MemoryCheckpoints
-from catalog.testing import CheckpointStreamFactorySuite
+from catalog.testing import CheckpointStreamFactorySuite, SnapshotStrategySuite
 from catalog.testing.stream_factory_suite import EXCLUSIVE, LARGE, artifact
 
 
@@ -17,11 +17,17 @@ class InMemory(MemoryCheckpoints):
         return len(self.state)
 
 
-class TestStreams(CheckpointStreamFactorySuite):
+class _InMemory:
     @pytest.fixture
     def checkpoints(self):
         return InMemory()
 
+
+class TestSnapshots(_InMemory, SnapshotStrategySuite):
+    pass
+
+
+class TestStreams(_InMemory, CheckpointStreamFactorySuite):
     def test_more_than_the_limit_is_refused_and_leaves_nothing(self, checkpoints):
         stream = checkpoints.factory(1, limit_bytes=len(LARGE)).create_checkpoint_state_output_stream(EXCLUSIVE)
         stream.write(LARGE)
