@@ -8,8 +8,9 @@ import hashlib
 import io
 import pickle
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, partial
@@ -190,10 +191,9 @@ def write(engine: Engine, columns: Mapping[str, Any], source: Source, how: Writi
         return stored
     # What is there all at once is not filled again meanwhile.
     still = how.still or isinstance(source, Buffer | list | tuple)
-    parts = _parts(chunk_rows(columns, _pieces(source), replace(how, still=still)))
     written: list[dict[str, Any]] = []
 
-    def batch() -> Iterator[pa.Table]:
+    def batch(parts: Iterator[list[dict[str, Any]]]) -> Iterator[pa.Table]:
         size, first = 0, len(written)
         while size < BATCH_CHUNKS * CHUNK_BYTES and len(written) - first < BATCH_ROWS and (part := next(parts, None)):
             table = as_table(part)
@@ -201,8 +201,11 @@ def write(engine: Engine, columns: Mapping[str, Any], source: Source, how: Writi
             written.extend(part)
             yield table
 
-    while not (written and written[-1]["chunk_count"]):
-        engine.append(Table.ARTIFACTS, batch())
+    # Closed whatever happens: whoever keeps an error must not keep the threads that hash.
+    with closing(chunk_rows(columns, _pieces(source), replace(how, still=still))) as rows:
+        parts = _parts(rows)
+        while not (written and written[-1]["chunk_count"]):
+            engine.append(Table.ARTIFACTS, batch(parts))
     return totals(written)[columns["path"]]
 
 
@@ -420,7 +423,7 @@ def chunk_rows(
     columns: Mapping[str, Any],
     pieces: Iterable[Buffer],
     how: Writing = Writing(),
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     """Yield the rows of an artifact, at least one; the last carries the totals, borrowed ones have no bytes.
 
     Pieces are taken in the caller's thread; two others hash the next few chunks while the caller writes.

@@ -146,6 +146,8 @@ class CheckpointCoordinator:
         self._previous: CheckpointManifest | None = None
         """The last completed checkpoint, for what operators can use again."""
         self._shares = True
+        self._restores = 0
+        """How often something was restored: a checkpoint begun before is nothing to go on from afterwards."""
 
     def trigger(
         self,
@@ -177,18 +179,23 @@ class CheckpointCoordinator:
             id, epoch, source_offsets=source_offsets or {}, sink_commit_statuses=statuses, **fields
         )
         with self._lock:
-            previous, shares = self._previous, self._shares
+            previous, shares, restores = self._previous, self._shares, self._restores
         factory = self._store.stream_factory(id, share=shares, **self._factory_options)
         tasks: dict[str, SnapshotTask] = {}
+        name = ""
         try:
             for name, strategy in self._operators.items():
                 handles = previous.operator_handles.get(name, {}) if previous and shares else {}
                 tasks[name] = self._prepare(name, strategy, factory, manifest, snapshot_type, handles)
-        except Exception as error:
-            raise self._abort(id, factory, tasks, f"operator {name!r} failed: {error}") from error
-        pending = PendingCheckpoint(id, factory, tasks)
-        writing = [self._writing.submit(_run, task) for task in tasks.values()]
-        self._completing.submit(self._complete, pending, manifest, writing, snapshot_type, began)
+            name = ""
+            pending = PendingCheckpoint(id, factory, tasks)
+            writing = [self._writing.submit(_run, task) for task in tasks.values()]
+            self._completing.submit(self._complete, pending, manifest, writing, snapshot_type, began, restores)
+        except BaseException as error:
+            aborted = self._abort(id, factory, tasks, f"operator {name!r} failed: {error}" if name else str(error))
+            if not isinstance(error, Exception):
+                raise  # such as an interrupt by a person
+            raise aborted from error
         return pending
 
     def sink_committed(self, checkpoint_id: int, sink: str) -> None:
@@ -223,6 +230,7 @@ class CheckpointCoordinator:
         if mode is RestoreMode.NO_CLAIM:
             self._store.pin(checkpoint_id, NO_CLAIM_PIN)
         with self._lock:
+            self._restores += 1
             self._shares = mode is RestoreMode.CLAIM
             self._previous = manifest if self._shares else None
         return RestoredCheckpoint(checkpoint_id, manifest, report, self._store)
@@ -239,12 +247,13 @@ class CheckpointCoordinator:
         self.close()
 
     def _take_id(self, wanted: int | None) -> int:
-        """Return an id; the table is asked for the first one only, and after an id was given."""
+        """Return an id that nothing was stored under when the table was asked, which is once; or the one given."""
         with self._lock:
-            if wanted is None:
-                wanted = self._next_id if self._next_id is not None else self._store.next_id()
-            self._next_id = keys.u64(wanted, "checkpoint_id", minimum=1) + 1
-            return wanted
+            if self._next_id is None:
+                self._next_id = self._store.next_id()
+            taken = self._next_id if wanted is None else keys.u64(wanted, "checkpoint_id", minimum=1)
+            self._next_id = max(self._next_id, taken + 1)
+            return taken
 
     def _prepare(
         self,
@@ -269,6 +278,7 @@ class CheckpointCoordinator:
         writing: list[Future[SnapshotResult]],
         snapshot_type: SnapshotType,
         began: float,
+        restores: int,
     ) -> None:
         """Wait for all operators, then save; one that fails or is too slow ends the checkpoint."""
         try:
@@ -280,10 +290,10 @@ class CheckpointCoordinator:
             if savepoint:
                 self._store.pin(manifest.checkpoint_id, SAVEPOINT_PIN)
             with self._lock:
-                if not savepoint and self._newest(manifest):
+                if not savepoint and restores == self._restores and self._newest(manifest):
                     self._previous, self._shares = manifest, True
             completed = CompletedCheckpoint(pending.checkpoint_id, manifest, results, time.monotonic() - began)
-        except Exception as error:  # noqa: BLE001 - told to whoever asks for the result
+        except BaseException as error:  # noqa: BLE001 - told to whoever asks for the result, and waits
             pending._future.set_exception(error)
         else:
             pending._future.set_result(completed)
@@ -340,6 +350,6 @@ def _run(task: SnapshotTask) -> SnapshotResult:
 def _error(task: SnapshotTask) -> BaseException | None:
     try:
         task.result()
-    except Exception as error:  # noqa: BLE001 - it is the answer
+    except BaseException as error:  # noqa: BLE001 - it is the answer
         return error
     return None

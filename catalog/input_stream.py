@@ -8,8 +8,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from catalog import artifacts
-from catalog.errors import CheckpointStreamError
-from catalog.tables.port import Engine
+from catalog.errors import CheckpointStreamError, UnknownHandleError
+from catalog.output_stream import as_stream_error
+from catalog.reader import StreamReader
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 class ArtifactInputStream(io.RawIOBase):
     """Reads one artifact, a batch of chunks at a time; for one thread at a time, as files are."""
 
-    def __init__(self, engine: Engine, rows: Sequence[Mapping[str, Any]], sha256: str) -> None:
+    def __init__(self, stream: StreamReader, rows: Sequence[Mapping[str, Any]], sha256: str) -> None:
         """Open an artifact.
 
         Args:
-            engine: the tables.
+            stream: the stream's rows.
             rows: its chunk rows without bytes, all of one attempt.
             sha256: what its handle says it is.
 
@@ -31,7 +32,7 @@ class ArtifactInputStream(io.RawIOBase):
         """
         super().__init__()
         chunks = {row["chunk_no"]: row for row in rows}
-        self._engine = engine
+        self._stream = stream
         self._chunks = [chunks[number] for number in sorted(chunks)]
         last = self._chunks[-1]
         self._name = f"artifact {last['path']!r} of checkpoint {last['checkpoint_key']}"
@@ -104,18 +105,23 @@ class ArtifactInputStream(io.RawIOBase):
         row = self._chunks[number]
         if number not in self._batch:
             named = (row["stream"], row["checkpoint_key"], row["attempt"], row["path"])
-            try:
-                self._batch = artifacts.load_batch(self._engine, *named, first=number)
-            except artifacts.ChunkFault as error:
-                raise CheckpointStreamError(f"{self._name} cannot be read: {error}") from error
+            with as_stream_error(f"{self._name} cannot be read"):
+                self._batch = artifacts.load_batch(self._stream.engine, *named, first=number)
         found = self._batch.pop(number, None)
         data: memoryview = found["data"].cast("B") if found else memoryview(b"")
-        if found is None or hashlib.sha256(data).hexdigest() != row["chunk_sha256"]:
-            what = "does not match its checksum" if found else "is missing"
-            raise CheckpointStreamError(f"{self._name} is damaged: chunk {number} {what}")
+        if found is None or (len(data), hashlib.sha256(data).hexdigest()) != (row["chunk_size"], row["chunk_sha256"]):
+            raise self._fault(f"chunk {number} {'does not match its checksum' if found else 'is missing'}")
         if number == self._hashed:
             self._whole.update(row["chunk_sha256"].encode() if row["hashing"] == artifacts.Hashing.CHUNKS else data)
             self._hashed += 1
             if self._hashed == len(self._chunks) and self._whole.hexdigest() != row["artifact_sha256"]:
-                raise CheckpointStreamError(f"{self._name} is damaged: it does not match the checksum of the whole")
+                raise self._fault("it does not match the checksum of the whole")
         return data
+
+    def _fault(self, what: str) -> CheckpointStreamError:
+        """Ask again before anything is called damaged: its checkpoint may have been purged meanwhile."""
+        with as_stream_error(f"{self._name} cannot be read"):
+            now = self._stream.now(self._chunks[0]["checkpoint_key"])
+        if now is not None and not now.unpurged:
+            return UnknownHandleError(f"{self._name} is gone: {self._stream.closed(now)}")
+        return CheckpointStreamError(f"{self._name} is damaged: {what}")

@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import BinaryIO
 
 from catalog import artifacts, keys
-from catalog.errors import CheckpointStreamError, StreamClosedError, UnknownHandleError
+from catalog.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CheckpointStreamError,
+    StreamClosedError,
+    UnknownHandleError,
+)
 from catalog.handles import ArtifactHandle, CheckpointedStateScope, InlineHandle, StateHandle
 from catalog.output_stream import CheckpointStateOutputStream
 from catalog.stream_factory import (
@@ -47,17 +53,33 @@ class MemoryCheckpoints:
 
     def save(self, factory: "MemoryStreamFactory", handles: Iterable[StateHandle]) -> None:
         """Make a checkpoint of handles that were written, duplicated or reused through a factory."""
-        paths = {one.path for one in handles if isinstance(one, ArtifactHandle)}
+        named = [one for one in handles if isinstance(one, ArtifactHandle)]
         with self.lock:
-            if unknown := sorted(paths - factory.own - factory.reused):
-                raise UnknownHandleError(f"handle {unknown[0]!r} was neither written nor reused through this factory")
-            self._used[factory.key] = paths
+            if self.is_saved(factory.key):
+                raise CheckpointExistsError(f"checkpoint {int(factory.key)} is saved already", key=factory.key)
+            for one in named:
+                if one.path not in factory.own | factory.reused:
+                    raise UnknownHandleError(f"handle {one.path!r} was neither written nor reused through this factory")
+                self.find(one)
+            self._used[factory.key] = {one.path for one in named}
             self._forget(factory.own)
 
     def delete(self, checkpoint_id: int) -> None:
         """Delete a checkpoint, and the state that no other one uses."""
+        key = keys.integer_key(checkpoint_id)
         with self.lock:
-            self._forget(self._used.pop(keys.integer_key(checkpoint_id)))
+            if not self.is_saved(key):
+                raise CheckpointNotFoundError(f"there is no checkpoint {checkpoint_id}", key=key)
+            self._forget(self._used.pop(key))
+
+    def find(self, handle: ArtifactHandle) -> bytes:
+        """Return the state of a handle, if it is what the handle says."""
+        data = self.state.get(handle.path) if handle.stream == self.stream else None
+        if data is None:
+            raise UnknownHandleError(f"handle {handle.path!r} is not known: its state was never saved, or is gone")
+        if (len(data), artifacts.fingerprint([data], "fixed")) != (handle.size_bytes, handle.sha256):
+            raise UnknownHandleError(f"handle {handle.path!r} has other content than what is stored under that name")
+        return data
 
     def is_saved(self, key: str) -> bool:
         """Say whether a checkpoint is saved."""
@@ -86,11 +108,12 @@ class MemoryStreamFactory(CheckpointStreamFactory):
         self._limit = limit_bytes
         self._threshold = check_threshold(threshold)
         self._share = share
+        self._only_exclusive = False
 
     def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> CheckpointStateOutputStream:
         """See CheckpointStreamFactory."""
         self._check_open()
-        scope = checked_scope(scope)
+        scope = self._scope(scope)
         return _MemoryOutputStream(self._limit, lambda data: self._store(data, scope))
 
     def can_fast_duplicate(self, handle: StateHandle, scope: CheckpointedStateScope) -> bool:
@@ -104,7 +127,7 @@ class MemoryStreamFactory(CheckpointStreamFactory):
     def duplicate(self, handles: Sequence[StateHandle], scope: CheckpointedStateScope) -> list[StateHandle]:
         """See CheckpointStreamFactory."""
         self._check_open()
-        scope = checked_scope(scope)
+        scope = self._scope(scope)
         with self._kept.lock:
             found = [one if isinstance(one, InlineHandle) else self._find(one) for one in handles]
             return [one if isinstance(one, InlineHandle) else self._add(one, scope) for one in found]
@@ -112,30 +135,33 @@ class MemoryStreamFactory(CheckpointStreamFactory):
     def reuse_previous_state_handle(self, handles: Iterable[StateHandle]) -> None:
         """See CheckpointStreamFactory."""
         self._check_open()
-        for one in handles:
-            if isinstance(one, ArtifactHandle):
-                self._find(one)
-                if one.attempt == self._attempt or one.scope == CheckpointedStateScope.EXCLUSIVE.value:
-                    raise UnknownHandleError(f"handle {one.path!r} is not shared state of an earlier checkpoint")
-                self.reused.add(one.path)
+        for one in list(handles):
+            if not isinstance(one, InlineHandle):
+                self.reused.add(self._reusable(one).path)
 
     def could_reuse_state_handle(self, handle: StateHandle) -> bool:
         """See CheckpointStreamFactory; each piece is kept by itself, so reuse keeps nothing else alive."""
+        if isinstance(handle, InlineHandle):
+            return True
         try:
-            self.reuse_previous_state_handle([handle])
+            self._reusable(handle)
         except UnknownHandleError:
             return False
-        if isinstance(handle, ArtifactHandle):
-            self.reused.discard(handle.path)
         return True
+
+    def _reusable(self, handle: StateHandle) -> ArtifactHandle:
+        """Return the handle if it is an earlier checkpoint's shared state."""
+        self._find(handle)
+        assert isinstance(handle, ArtifactHandle)
+        if handle.attempt == self._attempt or handle.scope == CheckpointedStateScope.EXCLUSIVE.value:
+            raise UnknownHandleError(f"handle {handle.path!r} is not shared state of an earlier checkpoint")
+        return handle
 
     def open(self, handle: StateHandle) -> BinaryIO:
         """See CheckpointStreamFactory."""
         if isinstance(handle, InlineHandle):
             return open_inline(handle)
-        if handle.path not in self._kept.state or handle.stream != self._kept.stream:
-            raise UnknownHandleError(f"handle {handle.path!r} is not known: its state was never saved, or is gone")
-        return io.BytesIO(self._kept.state[handle.path])
+        return io.BytesIO(self._kept.find(handle))
 
     def discard(self, handles: Iterable[StateHandle]) -> None:
         """See CheckpointStreamFactory."""
@@ -148,13 +174,17 @@ class MemoryStreamFactory(CheckpointStreamFactory):
     def without_sharing(self) -> "MemoryStreamFactory":
         """See CheckpointStreamFactory."""
         alone = object.__new__(MemoryStreamFactory)
-        alone.__dict__.update(self.__dict__, _share=False)
+        alone.__dict__.update(self.__dict__, _share=False, _only_exclusive=True)
         return alone
 
     @property
     def closed(self) -> bool:
         """Whether its checkpoint is saved."""
         return self._kept.is_saved(self.key)
+
+    def _scope(self, scope: CheckpointedStateScope) -> CheckpointedStateScope:
+        scope = checked_scope(scope)
+        return CheckpointedStateScope.EXCLUSIVE if self._only_exclusive else scope
 
     def _check_open(self) -> None:
         if self.closed:
@@ -163,12 +193,9 @@ class MemoryStreamFactory(CheckpointStreamFactory):
     def _find(self, handle: StateHandle) -> bytes:
         if not isinstance(handle, ArtifactHandle) or not self.can_fast_duplicate(handle, CheckpointedStateScope.SHARED):
             raise UnknownHandleError("the handle is from elsewhere, or this checkpoint must depend on nothing earlier")
-        data = self._kept.state.get(handle.path)
-        if data is None or not (handle.path in self.own or self._kept.uses(handle.path)):
+        if not (handle.path in self.own or self._kept.uses(handle.path)):
             raise UnknownHandleError(f"handle {handle.path!r} is not known: its state was never saved, or is gone")
-        if artifacts.fingerprint([data], "fixed") != handle.sha256:
-            raise UnknownHandleError(f"handle {handle.path!r} has other content than what is stored under that name")
-        return data
+        return self._kept.find(handle)
 
     def _store(self, data: bytes, scope: CheckpointedStateScope) -> StateHandle:
         with self._kept.lock:
@@ -204,7 +231,8 @@ class _MemoryOutputStream(CheckpointStateOutputStream):
         self._data.write(piece)
 
     def _finish(self) -> StateHandle:
-        return self._store(self._data.getvalue())
+        data, self._data = self._data, io.BytesIO()
+        return self._store(data.getvalue())
 
     def _discard(self) -> None:
         self._data = io.BytesIO()

@@ -175,11 +175,12 @@ class BufferedOutputStream(CheckpointStateOutputStream):
             return self._transfer
 
     def _finish(self) -> StateHandle:
-        if self._transfer is not None:
-            if self._rest:
-                self._transfer.put(bytes(self._rest))
-            return self._transfer.result()
         data = bytes(self._rest)
+        self._rest.clear()  # whoever keeps the stream must not keep the bytes
+        if self._transfer is not None:
+            if data:
+                self._transfer.put(data)
+            return self._transfer.result()
         if len(data) <= self._threshold:
             return InlineHandle.of(data)
         self._uploaded = True
@@ -223,7 +224,7 @@ class _Transfer:
         self._changed = threading.Condition()
         self._complete = self._aborted = False
         self._handle: StateHandle | None = None
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         # A daemon: a stream that nobody closes must not keep the interpreter from ending.
         self._thread = threading.Thread(target=self._run, args=(upload,), daemon=True, name="checkpoint-stream")
         self._thread.start()
@@ -254,7 +255,7 @@ class _Transfer:
     def _run(self, upload: Callable[[Iterator[Buffer]], StateHandle]) -> None:
         try:
             self._handle = upload(self._arriving())
-        except Exception as error:  # noqa: BLE001 - told to whoever writes or asks for the handle
+        except BaseException as error:  # noqa: BLE001 - told to whoever writes or asks for the handle, who waits
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
@@ -274,6 +275,7 @@ class _Transfer:
     def _raise_if_over(self) -> None:
         if self._aborted:
             raise StreamClosedError("this stream was closed")
+        if isinstance(self._error, OSError):
+            raise self._error
         if self._error:
-            with as_stream_error():
-                raise self._error
+            raise CheckpointStreamError(f"the state could not be stored: {self._error}") from self._error

@@ -171,12 +171,14 @@ class SnapshotStrategyRunner(Generic[R]):
         tracked = _TrackedFactory(_given(stream_factory, "stream_factory"))
         _given(options, "options")
         resources = self._strategy.sync_prepare_resources(checkpoint_id)
+        what = f"{self._description}, checkpoint {checkpoint_id}"
         try:
             supplier = self._strategy.async_snapshot(resources, checkpoint_id, timestamp, tracked, options)
-        except BaseException:
-            resources.release()
+            _given(supplier, "the supplier that async_snapshot returns")
+        except BaseException as error:
+            # A task that fails at once: undone, released, and the cause kept.
+            SnapshotTask(what, _raising(error), resources.release, tracked.undo).run()
             raise
-        what = f"{self._description}, checkpoint {checkpoint_id}"
         task = SnapshotTask(what, supplier, resources.release, tracked.undo)
         if self._execution_type is ExecutionType.SYNCHRONOUS:
             task.run()
@@ -216,7 +218,8 @@ class SnapshotTask:
                 return
             self._begun = True
         try:
-            result = self._supplier()
+            result = _given(self._supplier(), "the result of a snapshot")
+            told = f"{self._what}: {result.size_bytes} bytes in {len(result.handles)} handles"
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, Exception):
@@ -227,7 +230,7 @@ class SnapshotTask:
         if not self._finished:
             self._fail(self._cancellation())
             return
-        log.info("%s: %d bytes in %d handles", self._what, result.size_bytes, len(result.handles))
+        log.info(told)
         self._end(result, None)
 
     def cancel(self) -> bool:
@@ -240,7 +243,7 @@ class SnapshotTask:
         if running:
             self._undo_quietly()  # writing to a closed stream fails, and `run` does the rest
         else:
-            self._end(None, self._cancellation())
+            self._fail(self._cancellation())
         return True
 
     def result(self, timeout: float | None = None) -> SnapshotResult:
@@ -264,7 +267,9 @@ class SnapshotTask:
         """Release the resources, then tell."""
         try:
             self._release()
-        except Exception as failed:  # noqa: BLE001 - told with the result, unless there is worse to tell
+        except BaseException as failed:  # noqa: BLE001 - told in place of the result, unless there is worse to tell
+            if error is None:
+                self._undo_quietly()
             error = error or failed
         if error is not None:
             self._future.set_exception(error)
@@ -345,6 +350,13 @@ class _Made:
 
 
 T = TypeVar("T")
+
+
+def _raising(error: BaseException) -> SnapshotResultSupplier:
+    def fail() -> SnapshotResult:
+        raise error
+
+    return fail
 
 
 def _given(value: T | None, what: str) -> T:

@@ -4,6 +4,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -161,8 +162,9 @@ class CheckpointStore:
         self._save(manifest.model_copy(update={"state_checksum": checksum}), key, attempt, {STATE_PATH: stored})
 
     def _base(self, previous: int | None, share: bool) -> Callable[[], Base | None]:
+        """Return what gives the base; it is looked for once, however many chunks ask."""
         key = None if previous is None else keys.integer_key(previous, "previous")
-        return (lambda: self._stream.base(key)) if share else lambda: None
+        return cache(lambda: self._stream.base(key)) if share else lambda: None
 
     # -- checkpoint streams ----------------------------------------------------------------------------------------
 
@@ -210,7 +212,7 @@ class CheckpointStore:
         if key != factory.key:
             made_for = keys.checkpoint_id(factory.key)
             raise InvalidInputError(f"the factory was made for checkpoint {made_for}, not {manifest.checkpoint_id}")
-        handles = [handle for _, _, handle in manifest.artifact_handles().values()]
+        handles = [handle for named in manifest.operator_handles.values() for handle in named.values()]
         self._save_staged(manifest, key, factory.attempt, factory.finish(handles))
 
     def open_handle(self, handle: StateHandle, *, of: int | None = None) -> BinaryIO:

@@ -4,6 +4,7 @@ import io
 import os
 import threading
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -195,7 +196,7 @@ class CatalogStreamFactory(CheckpointStreamFactory):
         """See CheckpointStreamFactory; the chunks are shared, so a duplicate costs no space."""
         scope = self._scope(scope)
         self._work.check_open()
-        with as_stream_error("handles cannot be duplicated"):
+        with as_stream_error("handles cannot be duplicated"), self._work.lock:  # none is discarded meanwhile
             found = {
                 number: self._rows_of(one) for number, one in enumerate(handles) if not isinstance(one, InlineHandle)
             }
@@ -219,10 +220,11 @@ class CatalogStreamFactory(CheckpointStreamFactory):
         if isinstance(handle, InlineHandle):
             return True
         try:
-            rows, _ = self._reusable(handle)
+            with as_stream_error("whether a handle can be reused is not known"):
+                rows, _ = self._reusable(handle)
+                return self._work.amplification(rows) <= self._max_amplification
         except UnknownHandleError:
             return False
-        return self._work.amplification(rows) <= self._max_amplification
 
     def _reusable(self, handle: StateHandle) -> "_Found":
         """Return the rows of an earlier checkpoint's shared state."""
@@ -255,8 +257,7 @@ class CatalogStreamFactory(CheckpointStreamFactory):
         Raises:
             UnknownHandleError: one was neither written nor reused through this factory.
         """
-        wanted = {one.path: one for one in handles if isinstance(one, ArtifactHandle)}
-        return self._work.finish(wanted)
+        return self._work.finish([one for one in handles if isinstance(one, ArtifactHandle)])
 
 
 _Found = tuple[Sequence[Mapping[str, Any]], str | None]
@@ -271,7 +272,7 @@ class _Work:
         self.key = key
         self.attempt = keys.new_uuid7()
         self._previous = previous
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._base: Base | None = None
         self._base_asked = False
         self._written: dict[str, Stored] = {}
@@ -287,7 +288,7 @@ class _Work:
             )
 
     def close(self) -> None:
-        with self._lock:
+        with self.lock:
             self._closed = True
 
     def new_path(self, scope: CheckpointedStateScope) -> str:
@@ -295,19 +296,19 @@ class _Work:
 
     def base(self) -> Base | None:
         """Return the previous checkpoint's chunks, read when they are first needed."""
-        with self._lock:
+        with self.lock:
             if not self._base_asked:
                 self._base = self.stream.base(self._previous)
                 self._base_asked = True
             return self._base
 
     def write(self, path: str, pieces: Iterator[Buffer], how: Writing, **columns: Any) -> Stored:
-        with self._lock:
+        with self.lock:
             if not self._id_is_free:
                 self.stream.check_open(self.key)
                 self._id_is_free = True
         stored = self.stream.stage(self.key, self.attempt, path, "snapshot", pieces, how, **columns)
-        with self._lock:
+        with self.lock:
             self.check_open()
             self._written[path] = stored
         return stored
@@ -326,11 +327,15 @@ class _Work:
 
     def remove(self, paths: Sequence[str]) -> None:
         """Delete artifacts of this attempt, which no row names: only this factory could have one name it."""
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return  # part of a checkpoint, or garbage that the sweep takes
-            for path in paths:
-                self._written.pop(path, None)
+            gone = [self._written.pop(path) for path in paths if path in self._written]
+            rest = (row for one in self._written.values() for row in one.rows)
+            duplicated = {row["chunk_sha256"] for row in rest if row.get("held_attempt") == self.attempt}
+            kept = {one.path for one in gone if any(row["chunk_sha256"] in duplicated for row in one.rows)}
+            if not (paths := [path for path in paths if path not in kept]):
+                return
         own = Equals("checkpoint_key", self.key), Equals("attempt", self.attempt)
         where: list[Condition] = [Equals("stream", self.stream.stream), *own, In("path", tuple(paths))]
         self.stream.engine.delete(Table.ARTIFACTS, where)
@@ -350,10 +355,7 @@ class _Work:
             raise UnknownHandleError(
                 f"handle {handle.path!r} is not known: its state was never saved, or is gone", path=handle.path
             )
-        if (stored.size, stored.sha256) != (handle.size_bytes, handle.sha256):
-            raise UnknownHandleError(
-                f"handle {handle.path!r} has other content than what is stored under that name", path=handle.path
-            )
+        _check_same(handle, stored)
         return found
 
     def _rows_of_earlier(self, handle: ArtifactHandle) -> _Found:
@@ -367,13 +369,13 @@ class _Work:
         return artifacts.facts(self.stream.engine, self.stream.stream, named), creator.key
 
     def reuse(self, path: str, found: _Found) -> None:
-        with self._lock:
+        with self.lock:
             self._reused[path] = found
 
     def amplification(self, rows: Sequence[Mapping[str, Any]]) -> float:
         """Return how many bytes these rows keep alive for each one that the previous checkpoint uses of them."""
         involved = {artifacts.holder(row)[:2] for row in rows}
-        with self._lock:
+        with self.lock:
             if unknown := involved - self._held.keys():
                 attempts = tuple(sorted({attempt for _, attempt in unknown}))
                 found = artifacts.facts(self.stream.engine, self.stream.stream, [In("attempt", attempts)])
@@ -397,16 +399,20 @@ class _Work:
         if rows:
             self.stream.engine.append(Table.ARTIFACTS, [arrow(Table.ARTIFACTS, rows)])
         stored = artifacts.totals(rows)
-        with self._lock:
+        with self.lock:
             self._written |= stored
         return stored
 
-    def finish(self, wanted: Mapping[str, ArtifactHandle]) -> dict[str, Stored]:
-        with self._lock:
-            unknown = sorted(wanted.keys() - self._written.keys() - self._reused.keys())
-            if unknown:
-                raise UnknownHandleError(f"handle {unknown[0]!r} was neither written nor reused through this factory")
-            reused = [(path, *self._reused[path]) for path in sorted(wanted.keys() & self._reused.keys())]
+    def finish(self, handles: Sequence[ArtifactHandle]) -> dict[str, Stored]:
+        wanted = {one.path for one in handles}
+        with self.lock:
+            for one in handles:
+                if one.path not in self._written.keys() | self._reused.keys():
+                    raise UnknownHandleError(f"handle {one.path!r} was neither written nor reused through this factory")
+                known = self._written.get(one.path) or artifacts.totals(self._reused[one.path][0])[one.path]
+                _check_same(one, known)
+            # A save that is tried again has linked them before.
+            reused = [(path, *self._reused[path]) for path in sorted(wanted - self._written.keys())]
             self.link(reused)
             self._closed = True
             return {path: self._written[path] for path in wanted}
@@ -430,13 +436,27 @@ def open_handle(stream: StreamReader, handle: StateHandle, *, through: str | Non
         for where in (Equals("checkpoint_key", through or handle.checkpoint_key), None):
             named = [Equals("path", handle.path), *([where] if where else [])]
             rows = artifacts.facts(stream.engine, stream.stream, named)
-            attempts = [row["attempt"] for row in rows if row["artifact_sha256"] == handle.sha256]
-            if attempts:
-                chosen = handle.attempt if handle.attempt in attempts else max(attempts)
-                found = [row for row in rows if row["attempt"] == chosen]
-                raw = ArtifactInputStream(stream.engine, found, handle.sha256)
-                return io.BufferedReader(raw, _READ_BUFFER_BYTES)
+            by_attempt: dict[str, list[dict[str, Any]]] = defaultdict(list)
+            for row in rows:
+                by_attempt[row["attempt"]].append(row)
+            # Of an attempt that is purged, only the rows stay whose bytes somebody holds.
+            whole = [one for one, some in by_attempt.items() if _is_whole(handle, some)]
+            if whole:
+                chosen = by_attempt[handle.attempt if handle.attempt in whole else max(whole)]
+                return io.BufferedReader(ArtifactInputStream(stream, chosen, handle.sha256), _READ_BUFFER_BYTES)
     raise UnknownHandleError(f"handle {handle.path!r} is not known: its state was never saved, or is gone")
+
+
+def _is_whole(handle: ArtifactHandle, rows: Sequence[Mapping[str, Any]]) -> bool:
+    kept = artifacts.inventory(rows)[handle.path]
+    return kept.complete and (kept.size, kept.sha256) == (handle.size_bytes, handle.sha256)
+
+
+def _check_same(handle: ArtifactHandle, stored: Stored) -> None:
+    if (stored.size, stored.sha256) != (handle.size_bytes, handle.sha256):
+        raise UnknownHandleError(
+            f"handle {handle.path!r} has other content than what is stored under that name", path=handle.path
+        )
 
 
 def open_inline(handle: InlineHandle) -> BinaryIO:
