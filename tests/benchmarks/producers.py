@@ -21,6 +21,7 @@ ALONE_S = 0.5
 
 def processing(folder: Path, rounds: int) -> tuple[list[Line], dict[str, Any]]:
     """The example job's throughput and latency while a checkpoint is written, beside its own without one."""
+
     sys.setswitchinterval(0.0005)  # as the example's main does
     with CheckpointCatalog.native(folder / "job", create=True) as catalog:
         job = CountingJob(catalog.store("job", max_retained=3), checkpoint_records=1 << 62)
