@@ -204,7 +204,7 @@ def test_rule_4_a_sweeper_that_read_checkpoints_before_a_borrower_came_and_its_b
         world.save(2, state=BIG)
         world.purge(1)
 
-    world.engine.after["scan", Table.CHECKPOINTS] = borrowed_and_purged
+    world.engine.after["scan"] = borrowed_and_purged
     sweep(world.slow_stream, NOW)
     assert world.store.load_state_data(2) == BIG
     sweep(world.stream, NOW)
@@ -219,7 +219,7 @@ def test_rule_4_a_sweeper_that_read_checkpoints_before_a_handle_was_reused_keeps
         world.reusing(world.store, 2, handle)
         world.purge(1)
 
-    world.engine.after["scan", Table.CHECKPOINTS] = reused_and_purged
+    world.engine.after["scan"] = reused_and_purged
     sweep(world.slow_stream, NOW)
     with world.store.open_handle(handle, of=2) as file:
         assert file.read() == BIG
