@@ -12,22 +12,28 @@ import pytest
 
 from catalog import (
     AbandonedError,
+    BasePurgedError,
     BrokenChainError,
     CheckpointCatalog,
+    CheckpointedStateScope,
     CheckpointExistsError,
     CheckpointManifest,
     CorruptError,
     PurgedError,
     TrashedError,
+    artifacts,
     keys,
     retention,
 )
 from catalog.lifecycle import Change
 from catalog.protocol import Draft
+from catalog.sweep import sweep
 from catalog.tables.port import Equals, Table
 
 numbers = count()
 NOW = timedelta(0)
+BIG = bytes(range(256)) * 1200
+"""State of one chunk that is large enough to be shared."""
 
 
 class Clock:
@@ -93,6 +99,28 @@ class World:
     def artifact_keys(self):
         rows = self.catalog.engine.scan(Table.ARTIFACTS, [Equals("stream", self.name)], ["checkpoint_key"])
         return sorted({int(one) for one in rows.column("checkpoint_key").to_pylist()})
+
+    def rows(self):
+        """Return (checkpoint, whether it has bytes of its own) of all artifact rows."""
+        found = self.catalog.engine.scan(Table.ARTIFACTS, [Equals("stream", self.name)], ["checkpoint_key", "data"])
+        return sorted((int(row["checkpoint_key"]), row["data"] is not None) for row in found.to_pylist())
+
+    def reusing(self, store, one, handle):
+        """Save a checkpoint that uses the state of an earlier one's handle."""
+        factory = store.stream_factory(one)
+        factory.reuse_previous_state_handle([handle])
+        manifest = CheckpointManifest.new(one, epoch=one, operator_handles={"op": {"state": handle}})
+        store.save_with_handles(manifest, factory)
+
+    def streamed(self, one, state=BIG):
+        """Save a checkpoint whose state is shared, and return its handle."""
+        factory = self.store.stream_factory(one)
+        with factory.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED) as stream:
+            stream.write(state)
+            handle = stream.close_and_get_handle()
+        manifest = CheckpointManifest.new(one, epoch=one, operator_handles={"op": {"state": handle}})
+        self.store.save_with_handles(manifest, factory)
+        return handle
 
     def delta(self, one, parent, state=b"delta"):
         """Save a checkpoint that stands on another, the way the checkpointer does."""
@@ -169,6 +197,105 @@ def test_rule_5_a_delta_is_refused_when_its_parent_was_purged_after_it_was_read(
     assert world.store.list_ids() == [2]
 
 
+def test_rule_4_a_sweeper_that_read_checkpoints_before_a_borrower_came_and_its_base_went_keeps_the_bytes(world):
+    world.save(1, state=BIG)
+
+    def borrowed_and_purged():
+        world.save(2, state=BIG)
+        world.purge(1)
+
+    world.engine.after["scan"] = borrowed_and_purged
+    sweep(world.slow_stream, NOW)
+    assert world.store.load_state_data(2) == BIG
+    sweep(world.stream, NOW)
+    assert world.rows() == [(1, True), (2, False)]
+    assert world.store.validate_checkpoint(2).valid
+
+
+def test_rule_4_a_sweeper_that_read_checkpoints_before_a_handle_was_reused_keeps_the_bytes(world):
+    handle = world.streamed(1)
+
+    def reused_and_purged():
+        world.reusing(world.store, 2, handle)
+        world.purge(1)
+
+    world.engine.after["scan"] = reused_and_purged
+    sweep(world.slow_stream, NOW)
+    with world.store.open_handle(handle, of=2) as file:
+        assert file.read() == BIG
+
+
+@pytest.mark.parametrize("swept", [False, True])
+def test_rule_5_bytes_whose_base_was_purged_before_the_commit_are_written_anew(world, swept):
+    world.save(1, state=BIG)
+
+    def gone():
+        world.purge(1)
+        if swept:
+            sweep(world.stream)
+
+    world.engine.before["insert_unless"] = gone
+    world.slow_store.save_with_state(CheckpointManifest.new(2, epoch=2), BIG)
+    assert world.store.list_ids() == [2]
+    sweep(world.stream, NOW)
+    assert world.rows() == [(2, True)], "neither the base nor the attempt that borrowed is left"
+    assert world.store.load_state_data(2) == BIG
+    assert world.store.validate_checkpoint(2).issues == ()
+
+
+def test_rule_5_an_iterator_whose_base_was_purged_before_the_commit_saves_nothing(world):
+    world.save(1, state=BIG)
+    world.engine.before["insert_unless"] = lambda: world.purge(1)
+    with pytest.raises(BasePurgedError, match="write all bytes anew"):
+        world.slow_store.save_with_state(CheckpointManifest.new(2, epoch=2), iter([BIG]))
+    assert world.store.list_ids() == []
+    world.slow_store.save_with_state(CheckpointManifest.new(2, epoch=2), iter([BIG]))
+    sweep(world.stream, NOW)
+    assert world.rows() == [(2, True)]
+    assert world.store.load_state_data(2) == BIG
+
+
+def test_rule_5_what_a_process_last_saved_may_be_gone_when_it_saves_again(world):
+    world.save(1, state=BIG)
+    other = world.catalog.stream(world.name)
+    other.trash(lambda history, now: retention.drop(history, [f"{1:020d}"], "other", now), NOW)
+    world.clock.now += timedelta(minutes=6)
+    other.purge()
+    sweep(other)
+    world.save(2, state=BIG)
+    assert world.store.load_state_data(2) == BIG
+    world.save(3, state=BIG)
+    sweep(world.stream, NOW)
+    assert world.rows() == [(2, True), (3, False)]
+
+
+@pytest.mark.parametrize("swept", [False, True])
+def test_rule_5_a_reused_handle_whose_state_was_purged_before_the_commit_saves_nothing(world, swept):
+    handle = world.streamed(1)
+
+    def gone():
+        world.purge(1)
+        if swept:
+            sweep(world.stream)
+
+    world.engine.before["insert_unless"] = gone
+    with pytest.raises(BasePurgedError):
+        world.reusing(world.slow_store, 2, handle)
+    assert world.store.list_ids() == []
+    sweep(world.stream, NOW)
+    assert world.rows() == []
+
+
+def test_rule_5_a_base_in_the_trash_is_good_enough(world):
+    world.save(1, 2, state=BIG)
+    world.engine.before["insert_unless"] = lambda: world.store.prune(1, undo_for=NOW)
+    world.slow_store.save_with_state(CheckpointManifest.new(3, epoch=3), BIG, previous=1)
+    assert world.store.list_ids() == [2, 3]
+    world.clock.now += timedelta(minutes=6)
+    world.store.cleanup_orphans(NOW)
+    assert world.store.load_state_data(3) == BIG
+
+
 def test_rule_6_an_undo_between_plan_and_purge_wins(world):
     world.save(1, 2)
     world.store.prune(1, undo_for=NOW)
@@ -209,6 +336,83 @@ def test_rule_9_what_is_in_the_trash_and_what_deltas_stand_on_is_kept(world):
     assert world.artifact_keys() == [1, 2, 3]
     world.store.restore(1)
     assert world.store.load_state_data(1) == b"whole"
+
+
+def test_rule_9_borrowed_bytes_stay_when_their_holder_is_purged_and_go_with_the_last_who_needs_them(world):
+    world.save(1, 2, 3, state=BIG)
+    assert world.rows() == [(1, True), (2, False), (3, False)]
+    world.purge(1, 2)
+    sweep(world.stream, NOW)
+    assert world.rows() == [(1, True), (3, False)]
+    assert world.store.load_state_data(3) == BIG
+    assert (sweep(world.stream, NOW).chunks, world.store.validate_checkpoint(3).issues) == (0, ())
+    world.purge(3)
+    sweep(world.stream, NOW)
+    assert world.rows() == []
+
+
+def test_rule_9_what_a_borrower_in_the_trash_needs_is_kept_for_its_undo(world):
+    world.save(1, 2, state=BIG)
+    world.save(3, state=b"other")
+    world.store.prune(1, undo_for=timedelta(hours=1))
+    world.store.restore(1)
+    world.purge(1)
+    sweep(world.stream, NOW)
+    world.store.restore(2)
+    assert world.store.load_state_data(2) == BIG
+
+
+def test_rule_9_of_an_attempt_only_the_chunks_stay_that_somebody_needs(world, monkeypatch):
+    monkeypatch.setattr(artifacts, "CHUNK_BYTES", len(BIG))
+    parts = [bytes([number]) + BIG[1:] for number in range(4)]
+    world.save(1, state=b"".join(parts))
+    world.save(2, state=parts[1] + b"and more")
+    assert world.rows() == [(1, True)] * 4 + [(2, False), (2, True)]
+    world.purge(1)
+    assert sweep(world.stream, NOW).chunks == 3
+    assert world.rows() == [(1, True), (2, False), (2, True)]
+    assert world.store.load_state_data(2) == parts[1] + b"and more"
+
+
+def test_rule_10_a_save_in_progress_that_borrows_finds_its_id_closed_and_the_base_whole(world):
+    world.save(1, state=BIG)
+    world.engine.before["insert_unless"] = lambda: world.store.cleanup_orphans(NOW)
+    with pytest.raises(AbandonedError, match="take the next id"):
+        world.slow_store.save_with_state(CheckpointManifest.new(2, epoch=2), BIG)
+    assert world.rows() == [(1, True)]
+    assert world.store.load_state_data(1) == BIG
+
+
+def test_rule_10_a_save_in_progress_that_reuses_finds_its_id_closed_and_the_state_whole(world):
+    handle = world.streamed(1)
+    world.engine.before["insert_unless"] = lambda: world.store.cleanup_orphans(NOW)
+    with pytest.raises(AbandonedError):
+        world.reusing(world.slow_store, 2, handle)
+    assert world.rows() == [(1, True)]
+    world.reusing(world.store, 3, handle)
+    world.purge(1)
+    sweep(world.stream, NOW)
+    with world.store.open_handle(handle, of=3) as file:
+        assert file.read() == BIG
+
+
+def test_rule_10_a_borrower_that_commits_before_the_mark_keeps_what_it_borrowed(world):
+    """The sweeper takes its attempt for an orphan; the base is purged as soon as it is saved."""
+    handle = world.streamed(1)
+    factory = world.store.stream_factory(2)
+    made = factory.duplicate([handle], CheckpointedStateScope.SHARED)
+
+    def saved():
+        manifest = CheckpointManifest.new(2, epoch=2, operator_handles={"op": {"state": made[0]}})
+        world.store.save_with_handles(manifest, factory)
+        world.purge(1)
+
+    world.engine.before["insert_unless"] = saved
+    sweep(world.slow_stream, NOW)
+    sweep(world.stream, NOW)
+    assert world.rows() == [(1, True), (2, False)]
+    with world.store.open_handle(made[0], of=2) as file:
+        assert file.read() == BIG
 
 
 def test_rule_10_bytes_of_a_save_in_progress_go_only_after_its_id_is_closed(world):

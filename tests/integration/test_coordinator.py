@@ -1,0 +1,351 @@
+"""Checkpoints of a whole job: all operators in one commit, or nothing; and restoring them."""
+
+import threading
+import uuid
+
+import pytest
+
+from catalog import (
+    CheckpointAbortedError,
+    CheckpointCoordinator,
+    CheckpointNotFoundError,
+    InvalidInputError,
+    RestoreMode,
+    SnapshotType,
+)
+from catalog.snapshot import SnapshotResult
+from catalog.strategies import DirectorySnapshotStrategy, PartitionSnapshotStrategy
+from catalog.sweep import sweep
+from catalog.testing import FakeClock
+from catalog.testing.native import NativeHarness
+from catalog.testing.snapshot_suite import Scripted, leaves_much_open, writes
+from catalog.testing.stream_factory_suite import AT_ONCE, HUGE, LARGE, CatalogCheckpoints, fails, read
+
+OFFSETS = {"kafka": {"offsets": {"partition-0": "7"}, "epoch": 1}}
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory):
+    return NativeHarness(tmp_path_factory.mktemp("coordinator") / "catalog", FakeClock(), durable=False)
+
+
+@pytest.fixture
+def job(harness):
+    """A stream of its own."""
+    return CatalogCheckpoints(harness, str(uuid.uuid4()))
+
+
+def coordinator(job, **operators):
+    return CheckpointCoordinator(job.harness.catalog.store(job.name), operators)
+
+
+def partitions(state):
+    return PartitionSnapshotStrategy(lambda: dict(state))
+
+
+def restored(found, operator):
+    return PartitionSnapshotStrategy.restore(found.open(operator))
+
+
+def failing(_factory):
+    raise ValueError("no space")
+
+
+# -- one commit ----------------------------------------------------------------------------------------------------
+
+
+def test_all_operators_positions_and_sinks_are_in_one_commit(job):
+    with coordinator(job, window=partitions({0: LARGE, 1: b"small"}), join=partitions({3: HUGE}), map=Scripted()) as it:
+        done = it.trigger(epoch=9, source_offsets=OFFSETS, sinks=["delta"], watermark=5).result()
+    (row,) = job.harness.checkpoint_rows(job.name)
+    assert (row["revision"], row["epoch"], row["watermark"], row["sinks_pending"]) == (0, 9, 5, 1)
+    manifest = job.store.load_latest()
+    assert manifest == done.manifest
+    assert manifest.sink_commit_statuses == {"delta": "Pending"}
+    assert manifest.source_offsets["kafka"].offsets == {"partition-0": "7"}
+    assert sorted(manifest.operator_handles) == ["join", "window"], "an operator without state has no handles"
+    assert done.results["map"].handles == {}
+    assert {one["operator"] for one in job.rows(1)} == {"join", "window"}
+    assert job.store.validate_checkpoint(1).issues == ()
+
+
+def test_a_job_without_operators_saves_its_positions(job):
+    with coordinator(job) as it:
+        assert it.trigger(epoch=1, source_offsets=OFFSETS).result().checkpoint_id == 1
+    assert job.store.list_ids() == [1]
+
+
+def test_several_checkpoints_are_on_their_way_at_once(job):
+    gates = [threading.Event() for _ in range(3)]
+    waiting = iter(gates)
+    state = {0: LARGE}
+
+    class Slow(PartitionSnapshotStrategy):
+        def async_snapshot(self, *arguments):
+            write, gate = super().async_snapshot(*arguments), next(waiting)
+
+            def wait_and_write():
+                gate.wait()
+                return write()
+
+            return wait_and_write
+
+    it = CheckpointCoordinator(job.harness.catalog.store(job.name), {"op": Slow(lambda: dict(state))}, parallelism=3)
+    with it:
+        pending = []
+        for number in range(3):
+            state[0] = LARGE + b"%d" % number
+            pending.append(it.trigger(epoch=1))
+        assert not any(one.done() for one in pending)
+        for gate, one in zip(reversed(gates), reversed(pending), strict=True):
+            gate.set()
+            one.result()
+    assert job.store.list_ids() == [1, 2, 3]
+    for number in range(3):
+        assert restored(it.restore(number + 1), "op") == {0: LARGE + b"%d" % number}
+
+
+# -- giving up -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["prepare", "async_snapshot", "writing"])
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_an_operator_that_fails_ends_the_checkpoint_and_leaves_nothing(job, where, kind):
+    other = Scripted(writes)
+    error = kind("no space")
+
+    def fail(factory):
+        leaves_much_open(factory)
+        raise error
+
+    bad = Scripted(**{"async_snapshot": {"begin": fail}, "writing": {"work": fail}}.get(where, {}))
+    if where == "prepare":
+        bad.sync_prepare_resources = lambda _id: fails(error)()
+
+    told = CheckpointAbortedError if kind is ValueError or where == "writing" else kind
+    with coordinator(job, good=other, bad=bad, never=Scripted(writes)) as it:
+        with pytest.raises(told, match="no space") as caught:
+            it.trigger(epoch=1).result()
+        if told is CheckpointAbortedError:
+            assert (caught.value.checkpoint_id, caught.value.__cause__) == (1, error)
+        (row,) = job.harness.checkpoint_rows(job.name)
+        assert (row["change"], row["checkpoint_key"]) == ("abandoned", f"{1:020d}")
+    assert other.told.count("release 1") == 1
+    assert job.store.list_ids() == []
+    assert job.store.next_id() == 2
+    sweep(job.stream)
+    assert job.artifacts() == 0
+
+
+def test_an_operator_that_is_too_slow_ends_the_checkpoint_and_leaves_nothing(job):
+    go_on, wrote = threading.Event(), threading.Event()
+
+    def slow(factory):
+        leaves_much_open(factory)
+        wrote.set()
+        go_on.wait()
+        return writes(factory)
+
+    strategy = Scripted(slow)
+    began = Scripted(begin=lambda _: None)
+    it = CheckpointCoordinator(job.harness.catalog.store(job.name), {"slow": strategy, "ok": began}, timeout_s=1e-9)
+    with it:
+        pending = it.trigger(epoch=1)
+        with pytest.raises(CheckpointAbortedError, match=r"took longer than 1e-09 s; still writing: .*'slow'"):
+            pending.result()
+        assert strategy.told.count("release 1") == 0 or not wrote.is_set(), "its thread still uses them"
+        go_on.set()
+    assert strategy.told.count("release 1") == 1
+    assert (job.store.list_ids(), job.store.next_id()) == ([], 2)
+    sweep(job.stream)
+    assert job.artifacts() == 0
+
+
+def test_a_cancelled_checkpoint_is_given_up(job):
+    running, go_on = threading.Event(), threading.Event()
+
+    def work(factory):
+        running.set()
+        go_on.wait()
+        return writes(factory)
+
+    strategy = Scripted(work)
+    with coordinator(job, op=strategy) as it:
+        pending = it.trigger(epoch=1)
+        running.wait()
+        pending.cancel()
+        go_on.set()
+        with pytest.raises(CheckpointAbortedError, match="cancelled"):
+            pending.result()
+        pending.cancel()
+    assert strategy.told.count("release 1") == 1
+    sweep(job.stream)
+    assert (job.artifacts(), job.store.next_id()) == (0, 2)
+
+
+def test_after_a_failure_the_next_checkpoint_has_the_next_id_and_uses_the_last_good_state(job, tmp_path):
+    (tmp_path / "db").mkdir()
+    (tmp_path / "db" / "1.sst").write_bytes(LARGE)
+    work = [lambda _: SnapshotResult.empty(), failing, lambda _: SnapshotResult.empty()]
+    flaky = Scripted(lambda factory: work.pop(0)(factory))
+    with coordinator(job, db=DirectorySnapshotStrategy(tmp_path / "db"), flaky=flaky) as it:
+        first = it.trigger(epoch=1).result()
+        with pytest.raises(CheckpointAbortedError):
+            it.trigger(epoch=1).result()
+        third = it.trigger(epoch=1).result()
+    assert third.checkpoint_id == 3
+    assert third.results["db"].handles == first.results["db"].handles
+    assert job.store.list_ids() == [1, 3]
+    assert [one.name for one in tmp_path.iterdir()] == ["db"], "no links are left"
+
+
+def test_a_closed_coordinator_prepares_nothing_it_does_not_release(job):
+    strategy = Scripted(writes)
+    it = coordinator(job, op=strategy)
+    it.close()
+    with pytest.raises(CheckpointAbortedError, match="shutdown"):
+        it.trigger(epoch=1)
+    assert strategy.told.count("prepare 1") == strategy.told.count("release 1")
+
+
+def test_an_id_that_was_given_moves_the_next_one_forward_only(job):
+    with coordinator(job) as it:
+        assert it.trigger(epoch=1, checkpoint_id=10).result().checkpoint_id == 10
+        assert it.trigger(epoch=1, checkpoint_id=5).result().checkpoint_id == 5
+        assert it.trigger(epoch=1).result().checkpoint_id == 11
+    with coordinator(job) as later:
+        assert later.trigger(epoch=1, checkpoint_id=6).result().checkpoint_id == 6
+        assert later.trigger(epoch=1).result().checkpoint_id == 12
+        with pytest.raises(InvalidInputError):
+            later.trigger(epoch=1, checkpoint_id=0)
+
+
+def test_names_and_times_are_checked(job):
+    with pytest.raises(InvalidInputError, match="timeout"):
+        CheckpointCoordinator(job.store, {}, timeout_s=0)
+    with pytest.raises(InvalidInputError, match="operator name"):
+        CheckpointCoordinator(job.store, {7: Scripted()})
+
+
+# -- sinks ---------------------------------------------------------------------------------------------------------
+
+
+def test_sinks_say_what_became_of_a_checkpoint_and_recovery_heeds_it(job):
+    with coordinator(job, op=partitions({0: LARGE})) as it:
+        for _ in range(3):
+            it.trigger(epoch=4, sinks=["a", "b"]).result()
+        for sink in "ab":
+            it.sink_committed(1, sink)
+        it.sink_committed(2, "a")
+        it.sink_failed(2, "b", "no space")
+        it.sink_failed(1, "a", "too late")
+        first, second = job.store.load_by_id(1), job.store.load_by_id(2)
+        assert first.sink_commit_statuses == {"a": "Committed", "b": "Committed"}, "statuses never go back"
+        assert first.sink_epochs == {"a": 4, "b": 4}
+        assert second.model_dump()["sink_commit_statuses"] == {"a": "Committed", "b": {"Failed": "no space"}}
+        found = it.restore()
+        assert found.checkpoint_id == 1
+        assert [one for one, _ in found.report.skipped] == [3, 2]
+        assert restored(found, "op") == {0: LARGE}
+        assert it.restore(allow_pending=True).checkpoint_id == 3
+        assert it.trigger(epoch=5).result().checkpoint_id == 4, "an id is never used again"
+        with pytest.raises(CheckpointNotFoundError):
+            it.sink_committed(9, "a")
+        with pytest.raises(CheckpointNotFoundError):
+            it.restore(9)
+
+
+# -- restoring -----------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_stream_is_a_fresh_start(job):
+    with coordinator(job) as it:
+        assert it.restore() is None
+
+
+def state_files(tmp_path):
+    (tmp_path / "db").mkdir()
+    (tmp_path / "db" / "1.sst").write_bytes(HUGE)
+    (tmp_path / "db" / "2.sst").write_bytes(LARGE)
+    return DirectorySnapshotStrategy(tmp_path / "db")
+
+
+def test_claimed_state_is_used_on_and_may_go(job, tmp_path):
+    strategy = state_files(tmp_path)
+    with coordinator(job, db=strategy) as it:
+        it.trigger(epoch=1).result()
+    with coordinator(job, db=strategy) as it:
+        found = it.restore(mode=RestoreMode.CLAIM)
+        assert found.report.chosen_id == 1
+        second = it.trigger(epoch=1).result()
+    assert second.manifest.operator_handles == found.manifest.operator_handles
+    assert all(row["data"] is None for row in job.rows(2)), "nothing is written again"
+    job.delete(1)
+    found = it.restore()
+    assert {name: read(file) for name, file in found.open("db").items()} == {"1.sst": HUGE, "2.sst": LARGE}
+    assert found.open("another") == {}
+
+
+def test_without_claim_the_checkpoint_is_pinned_and_the_first_one_afterwards_depends_on_nothing_old(job, tmp_path):
+    strategy = state_files(tmp_path)
+    with coordinator(job, db=strategy) as it:
+        it.trigger(epoch=1).result()
+        it.trigger(epoch=1).result()
+    with coordinator(job, db=strategy) as it:
+        assert it.restore(mode=RestoreMode.NO_CLAIM).checkpoint_id == 2
+        assert job.store.prune(1) == 1, "the pinned one stays beside the newest that recovery could choose"
+        both = [it.trigger(epoch=1), it.trigger(epoch=1)]
+        ids = [one.result().checkpoint_id for one in both]
+        it.trigger(epoch=1).result()
+    assert ids == [3, 4]
+    assert job.store.prune(1) == 2
+    assert job.store.list_ids() == [2, 5]
+    for row in (*job.rows(3), *job.rows(4)):
+        assert (row["held_key"], row["via"]) == (None, None)
+    assert all(row["data"] is None for row in job.rows(5)), "from then on state is shared again"
+    job.store.unpin(2)
+    for trashed in (1, 3, 4):
+        job.store.restore(trashed)
+    for old, left in (((1, 2), (3, 4, 5)), ((3, 4), (5,))):
+        job.purge(*old)
+        sweep(job.stream, AT_ONCE)
+        for one in left:
+            found = it.restore(one)
+            assert {name: read(file) for name, file in found.open("db").items()} == {"1.sst": HUGE, "2.sst": LARGE}
+
+
+def test_a_checkpoint_begun_before_a_restore_is_nothing_to_share_with_afterwards(job, tmp_path):
+    strategy = state_files(tmp_path)
+    go_on = threading.Event()
+    gates = [lambda: None, go_on.wait, lambda: None]
+
+    def gated(_factory):
+        gates.pop(0)()
+        return SnapshotResult.empty()
+
+    with coordinator(job, db=strategy, slow=Scripted(gated)) as it:
+        it.trigger(epoch=1).result()
+        late = it.trigger(epoch=1)
+        it.restore(1, mode=RestoreMode.NO_CLAIM)
+        go_on.set()
+        late.result()
+        it.trigger(epoch=1).result()
+    assert all(row["data"] is not None for row in job.rows(3))
+
+
+def test_a_savepoint_is_pinned_complete_and_restorable_with_everything_else_gone(job, tmp_path):
+    strategy = state_files(tmp_path)
+    with coordinator(job, db=strategy) as it:
+        it.trigger(epoch=1).result()
+        it.trigger(epoch=1, snapshot_type=SnapshotType.SAVEPOINT).result()
+        third = it.trigger(epoch=1).result()
+    assert third.checkpoint_id == 3
+    assert all((row["held_key"], row["scope"]) == (None, "exclusive") for row in job.rows(2))
+    assert job.store.prune(1) == 1
+    assert job.store.list_ids() == [2, 3], "a savepoint is pinned"
+    job.store.restore(1)
+    job.purge(1, 3)
+    sweep(job.stream, AT_ONCE)
+    found = it.restore()
+    assert found.checkpoint_id == 2
+    assert {name: read(file) for name, file in found.open("db").items()} == {"1.sst": HUGE, "2.sst": LARGE}
