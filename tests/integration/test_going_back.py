@@ -15,6 +15,7 @@ from catalog import (
     CheckpointId,
     CheckpointManifest,
     CheckpointManifestV2,
+    CheckpointNotFoundError,
     CheckpointState,
     CorruptError,
     InvalidInputError,
@@ -125,6 +126,42 @@ def test_a_source_with_several_positions_has_to_be_told_which(catalog):
     save_v1(catalog, count=1)
     with pytest.raises(InvalidInputError, match="has offsets of p-0, p-1: say which one"):
         catalog.recover("s", at_offset=("kafka", 5))
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"at_offset": wrong}
+        for wrong in (("kafka", "p-0", "x", 5), ("kafka",), (), "abc", ("kafka", "p-0", "5"), ("kafka", 1, 5), (1, 5))
+    ]
+    + [{"at_watermark": 1.5}, {"at_watermark": True}, {"at_offset": ("kafka", "p-0", 1.5)}],
+    ids=str,
+)
+def test_a_position_that_is_none_is_refused_instead_of_compared(catalog, wish):
+    save_v1(catalog, count=1)
+    with pytest.raises(InvalidInputError, match="must be"):
+        catalog.recover("s", **wish)
+
+
+def test_one_name_is_not_taken_for_several_and_an_unknown_stream_is_not_copied(catalog, tmp_path):
+    save_v1(catalog, count=1)
+    copy = CheckpointCatalog.native(tmp_path / "copy", create=True)
+    for call in (catalog.validate, catalog.histories, lambda streams: catalog.copy_to(copy, streams)):
+        with pytest.raises(InvalidInputError, match=r"pass \['s'\]"):
+            call("s")
+    with pytest.raises(CheckpointNotFoundError, match="no stream 'orders' to copy"):
+        catalog.copy_to(copy, ["s", "orders"])
+    assert copy.streams() == []
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{}, {"percent": float("nan")}, {"percent": 101}, {"percent": "5"}, {"checkpoints": 1.5}, {"bytes": 0}],
+    ids=str,
+)
+def test_a_sample_of_nothing_or_of_no_number_is_refused(limits):
+    with pytest.raises(InvalidInputError):
+        Sample(**limits)
 
 
 def test_a_chain_is_recovered_only_if_all_of_it_is_sound(harness, catalog):
