@@ -343,9 +343,7 @@ class CheckpointCatalog:
             OutOfReachError: that version is not there any more, or not yet; it says what is reachable.
         """
         found = moment.find(self.engine, version, timestamp, self._clock())
-        past = CheckpointCatalog(MomentEngine(self.engine, found), clock=lambda: found.at, actor=self._actor)
-        past.streams()  # a version whose files are gone is told here, not somewhere later
-        return past
+        return CheckpointCatalog(MomentEngine(self.engine, found), clock=lambda: found.at, actor=self._actor)
 
     @property
     def moment(self) -> Moment | None:

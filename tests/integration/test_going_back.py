@@ -6,8 +6,10 @@ import json
 import os
 import threading
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from catalog import (
     CheckpointCatalog,
@@ -317,6 +319,25 @@ def test_beyond_the_log_rows_tell_what_was_there_and_the_moment_says_so(tmp_path
     assert past.store("s").list_ids() == [1]
     with pytest.raises(OutOfReachError, match="reachable are versions"):
         catalog.as_of(version=1)
+
+
+def test_a_version_whose_data_files_are_gone_is_out_of_reach_and_its_time_is_told_by_rows(tmp_path):
+    catalog = CheckpointCatalog.native(tmp_path / "catalog", create=True, maintain_every=0)
+    for number in range(1, 13):
+        catalog.store("s").save(CheckpointManifest.new(number, epoch=1))
+    then = catalog.engine.versions()[5]
+    catalog.maintain()
+    table = tmp_path / "catalog" / Table.CHECKPOINTS
+    live = {Path(uri).name for uri in DeltaTable(str(table)).file_uris()}
+    merged = [file for file in table.glob("*.parquet") if file.name not in live]
+    assert len(merged) == 12
+    for file in merged:
+        file.unlink()
+    with pytest.raises(OutOfReachError, match=r"version 5 cannot be read; reachable are versions 13 \(.* to 13 \("):
+        catalog.as_of(version=5)
+    past = catalog.as_of(timestamp=then.at)
+    assert "told by rows" in str(past.moment)
+    assert past.store("s").list_ids() == [1, 2, 3, 4, 5]
 
 
 def test_what_was_purged_since_is_told_as_such_though_its_bytes_are_there(harness, catalog):
