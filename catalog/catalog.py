@@ -14,7 +14,7 @@ from catalog import artifacts, clone, diff, keys, lifecycle, moment, recovery, r
 from catalog.checkpointer import Checkpointer
 from catalog.clone import CopiedStream
 from catalog.diff import CheckpointDiff, Contents
-from catalog.errors import InvalidInputError, OutOfReachError, SessionError
+from catalog.errors import CheckpointNotFoundError, InvalidInputError, OutOfReachError, SessionError
 from catalog.lifecycle import Checkpoint, Revision
 from catalog.manifest import DEFAULT_VNODE_COUNT, Positions, StateManifest, parse_any
 from catalog.moment import Moment, MomentEngine
@@ -187,7 +187,7 @@ class CheckpointCatalog:
         Args:
             streams: which ones, by default all; one that has no row is left out.
         """
-        where = [] if streams is None else [In("stream", tuple(keys.stream_key(name) for name in streams))]
+        where = [] if streams is None else [In("stream", tuple(map(keys.stream_key, _several(streams))))]
         found = defaultdict(list)
         for row in self.engine.scan(Table.CHECKPOINTS, where, CHECKPOINT_FACTS).to_pylist():
             found[keys.stream_label(row["stream"])].append(Revision(**row))
@@ -247,7 +247,7 @@ class CheckpointCatalog:
         """
         return verify.validate(
             self.engine,
-            streams=streams,
+            streams=streams if streams is None else _several(streams),
             depth=_depth(depth),
             sample=sample,
             progress=progress,
@@ -308,15 +308,15 @@ class CheckpointCatalog:
         if vnode_count is not None:
             require.append(recovery.vnodes(keys.u64(vnode_count, "vnode_count")))
         if at_watermark is not None:
-            require.append(recovery.at_or_before_watermark(at_watermark))
+            require.append(recovery.at_or_before_watermark(keys.integer(at_watermark, "at_watermark")))
         if at_event_count is not None:
             require.append(recovery.at_or_before_event_count(keys.u64(at_event_count, "at_event_count")))
         if at_time is not None:
             require.append(recovery.at_or_before_time(at_time))
         if at_offset is not None:
+            source, position, offset = _offset(at_offset)
             positions = restore.Manifests(rows, history).positions
-            position = at_offset[1] if len(at_offset) == 3 else None
-            require.append(recovery.at_or_before_offset(at_offset[0], at_offset[-1], position, positions))
+            require.append(recovery.at_or_before_offset(source, offset, position, positions))
         return restore.recover(rows, allow_pending=allow_pending, lenient=lenient, require=require, history=history)
 
     def restore_into(self, stream: str, checkpoint_id: int | str, folder: str | os.PathLike[str]) -> Path:
@@ -343,9 +343,7 @@ class CheckpointCatalog:
             OutOfReachError: that version is not there any more, or not yet; it says what is reachable.
         """
         found = moment.find(self.engine, version, timestamp, self._clock())
-        past = CheckpointCatalog(MomentEngine(self.engine, found), clock=lambda: found.at, actor=self._actor)
-        past.streams()  # a version whose files are gone is told here, not somewhere later
-        return past
+        return CheckpointCatalog(MomentEngine(self.engine, found), clock=lambda: found.at, actor=self._actor)
 
     @property
     def moment(self) -> Moment | None:
@@ -358,8 +356,14 @@ class CheckpointCatalog:
         Args:
             other: the catalog to copy into.
             streams: which ones, by default all.
+
+        Raises:
+            CheckpointNotFoundError: there is no such stream.
         """
-        wanted = self.streams() if streams is None else streams
+        there = self.streams()
+        wanted = there if streams is None else _several(streams)
+        if missing := sorted(set(wanted) - set(there)):
+            raise CheckpointNotFoundError(f"there is no stream {missing[0]!r} to copy", stream=missing[0])
         return [clone.copy_stream(self.stream(name), other.stream(name)) for name in wanted]
 
     # -- keeping ---------------------------------------------------------------------------------------------------
@@ -400,6 +404,23 @@ class CheckpointCatalog:
             return named
 
         return spark, relation
+
+
+def _offset(value: tuple[str, int] | tuple[str, str, int]) -> tuple[str, str | None, int]:
+    """Return source, position and offset; anything else might compare something, and choose wrongly."""
+    match value:
+        case (str(source), offset):
+            return source, None, keys.integer(offset, "at_offset")
+        case (str(source), str(position), offset):
+            return source, position, keys.integer(offset, "at_offset")
+    raise InvalidInputError(f"at_offset must be (source, offset) or (source, position, offset), not {value!r}")
+
+
+def _several(streams: Sequence[str]) -> Sequence[str]:
+    """Refuse one name where several are meant: its letters would be taken for names."""
+    if isinstance(streams, str):
+        raise InvalidInputError(f"streams must be a list of names: pass [{streams!r}]")
+    return streams
 
 
 def _depth(value: Depth | str) -> Depth:

@@ -31,12 +31,18 @@ class Format(StrEnum):
     STATE_V1 = "state-v1"
 
 
-def u64(value: object, what: str, *, minimum: int = 0) -> int:
-    """Return value if it is an integer from minimum to 2^64-1, else refuse it."""
+def integer(value: object, what: str) -> int:
+    """Return value if it is an integer, else refuse it."""
     # bool is an int to Python, and never meant as an id or a count.
     if isinstance(value, bool) or not isinstance(value, int):
         problem = f"{what} must be an integer, not {type(value).__name__}"
         raise InvalidInputError(problem, what=what, value=value)
+    return value
+
+
+def u64(value: object, what: str, *, minimum: int = 0) -> int:
+    """Return value if it is an integer from minimum to 2^64-1, else refuse it."""
+    value = integer(value, what)
     if not minimum <= value <= U64_MAX:
         # Printing an int of thousands of digits is an error of its own.
         shown = value if value.bit_length() < 128 else "one that is far too large"

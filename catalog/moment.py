@@ -3,15 +3,18 @@
 Bytes never change, so they are read as they are now; what was purged since is told as such.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from catalog.errors import InvalidInputError, OutOfReachError, ReadOnlyError
+from catalog.errors import CorruptError, InvalidInputError, OutOfReachError, ReadOnlyError
 from catalog.tables.port import Condition, Engine, Table, Version
 
 
@@ -38,25 +41,42 @@ def find(engine: Engine, version: int | None, timestamp: datetime | None, now: d
     if (version is None) == (timestamp is None):
         raise InvalidInputError("as_of takes either a version or a timestamp")
     known = engine.versions()
-    first, last = known[0], known[-1]
-    reach = " to ".join(f"{one.number} ({one.at:%Y-%m-%d %H:%M:%S} UTC)" for one in (first, last))
-    reach = f"versions {reach}"
     if version is not None:
         if isinstance(version, bool) or not isinstance(version, int):
             raise InvalidInputError(f"a version is an integer, not {version!r}")
         found = next((one for one in known if one.number == version), None)
-        if found is None:
-            raise OutOfReachError(f"version {version} cannot be read; reachable are {reach}", version=version)
+        if found is None or not _readable(engine, found):
+            raise OutOfReachError(f"version {version} cannot be read; {_reach(engine, known)}", version=version)
         return Moment(found.at, version)
     assert timestamp is not None
     if not isinstance(timestamp, datetime) or timestamp.utcoffset() is None:
         raise InvalidInputError(f"a timestamp is a datetime with a time zone, not {timestamp!r}")
-    if timestamp > max(now, last.at):
-        raise OutOfReachError(f"{timestamp} has not come yet; reachable are {reach}", timestamp=timestamp)
+    if timestamp > max(now, known[-1].at):
+        raise OutOfReachError(f"{timestamp} has not come yet; {_reach(engine, known)}", timestamp=timestamp)
     newest = max((one for one in known if one.at <= timestamp), key=lambda one: one.number, default=None)
-    if newest is None and first.number == 0:
-        raise OutOfReachError(f"the catalog was made after {timestamp}; reachable are {reach}", timestamp=timestamp)
-    return Moment(timestamp, newest.number if newest else None)
+    if newest is None and known[0].number == 0:
+        raise OutOfReachError(f"the catalog was made after {timestamp}; {_reach(engine, known)}", timestamp=timestamp)
+    return Moment(timestamp, newest.number if newest and _readable(engine, newest) else None)
+
+
+def _readable(engine: Engine, version: Version) -> bool:
+    """Say whether a version's data files are there too: the log remembers versions for longer."""
+    try:
+        with suppress(CorruptError):  # is told to whoever reads that stream
+            # A column that no statistics tell, so that every file is opened.
+            engine.scan(Table.CHECKPOINTS, [], ["at"], version=version.number)
+    except OutOfReachError:
+        return False
+    return True
+
+
+def _reach(engine: Engine, known: Sequence[Version]) -> str:
+    """Say which versions can be read; files go in the order in which versions stopped needing them."""
+    first = bisect_left(known, True, key=partial(_readable, engine))
+    if first == len(known):
+        return "none is reachable"
+    ends = " to ".join(f"{one.number} ({one.at:%Y-%m-%d %H:%M:%S} UTC)" for one in (known[first], known[-1]))
+    return f"reachable are versions {ends}"
 
 
 class MomentEngine:

@@ -1,5 +1,6 @@
 """Which checkpoint to restore from: newest to oldest, each with the reason why it was passed over. Pure."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -8,6 +9,8 @@ from catalog.errors import InvalidInputError
 from catalog.lifecycle import Checkpoint, History
 from catalog.manifest import Positions
 from catalog.validation import Issue, ValidationResult
+
+_NUMBER = re.compile(r"-?[0-9]{1,38}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +130,8 @@ def at_or_before_offset(
         if len(texts) > 1:
             several = sorted(at for name, at in told if name == source)
             raise InvalidInputError(f"source {source!r} has offsets of {', '.join(several)}: say which one")
-        try:
-            return int(texts[0]) if texts else None
-        except ValueError:
-            return None
+        # As the view source_positions has it; Python's int takes 12_345 for a number too.
+        return int(texts[0]) if texts and _NUMBER.fullmatch(texts[0]) else None
 
     return _at_most(f"offset of {where}", offset, found)
 

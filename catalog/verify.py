@@ -218,11 +218,12 @@ class Sample:
     """The same seed chooses the same among the same."""
 
     def __post_init__(self) -> None:
-        limits = [self.checkpoints, self.percent, self.bytes]
-        if all(limit is None for limit in limits) or any(limit is not None and limit <= 0 for limit in limits):
-            raise InvalidInputError("a sample needs checkpoints, percent or bytes, each above 0")
-        if self.percent is not None and self.percent > 100:
-            raise InvalidInputError(f"a sample has at most 100 per cent, not {self.percent}")
+        counts = {"checkpoints": self.checkpoints, "bytes": self.bytes}
+        given = [keys.u64(count, what, minimum=1) for what, count in counts.items() if count is not None]
+        if self.percent is None and not given:
+            raise InvalidInputError("a sample needs checkpoints, percent or bytes")
+        if self.percent is not None and not (isinstance(self.percent, int | float) and 0 < self.percent <= 100):
+            raise InvalidInputError(f"percent must be above 0 and at most 100, not {self.percent!r}")
 
     def choose(self, candidates: Sequence[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
         """Return some of these (stream, key, bytes), at least one if there is any."""

@@ -17,7 +17,14 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import PrimitiveType
 
-from catalog.errors import CatalogError, CorruptError, InvalidInputError, NotACatalogError, OutOfReachError
+from catalog.errors import (
+    CatalogError,
+    CorruptError,
+    InvalidInputError,
+    NotACatalogError,
+    OutOfReachError,
+    ReadOnlyError,
+)
 from catalog.tables.commits import JUDGED_BY, Commits, first_line, judge
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
 from catalog.tables.names import Place
@@ -259,6 +266,8 @@ def _create_table(uri: str, table: Table, options: dict[str, str]) -> None:
         )
     except CommitFailedError as error:
         log.info("somebody else has just created %s: %s", uri, first_line(error))
+    except (DeltaError, OSError) as error:
+        raise ReadOnlyError(f"cannot create a catalog at {uri}: {first_line(error)}") from error
 
 
 def _only(column: pa.ChunkedArray) -> str:

@@ -8,7 +8,7 @@
 --   source: the name of the source
 --   position: what the offset is of, such as a partition; NULL where a source has one offset only
 --   offset_text: the offset as it is stored
---   offset_number: the offset as a number, NULL if it is none
+--   offset_number: the offset as a number, NULL if it is no whole one of up to 38 digits
 WITH sources AS (
   SELECT m.stream, m.checkpoint_id, m.checkpoint_key, m.format, 'source' AS kind, s.key AS source, s.value AS value
   FROM {checkpoint_manifests} m, LATERAL variant_explode(m.manifest:source_offsets) s
@@ -35,5 +35,5 @@ SELECT
   source,
   position,
   offset_text,
-  try_cast(offset_text AS DECIMAL(38, 0)) AS offset_number
+  IF(offset_text RLIKE '^-?[0-9]{1,38}$', try_cast(offset_text AS DECIMAL(38, 0)), NULL) AS offset_number
 FROM positions

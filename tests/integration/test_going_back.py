@@ -6,8 +6,10 @@ import json
 import os
 import threading
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from catalog import (
     CheckpointCatalog,
@@ -15,6 +17,7 @@ from catalog import (
     CheckpointId,
     CheckpointManifest,
     CheckpointManifestV2,
+    CheckpointNotFoundError,
     CheckpointState,
     CorruptError,
     InvalidInputError,
@@ -125,6 +128,42 @@ def test_a_source_with_several_positions_has_to_be_told_which(catalog):
     save_v1(catalog, count=1)
     with pytest.raises(InvalidInputError, match="has offsets of p-0, p-1: say which one"):
         catalog.recover("s", at_offset=("kafka", 5))
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"at_offset": wrong}
+        for wrong in (("kafka", "p-0", "x", 5), ("kafka",), (), "abc", ("kafka", "p-0", "5"), ("kafka", 1, 5), (1, 5))
+    ]
+    + [{"at_watermark": 1.5}, {"at_watermark": True}, {"at_offset": ("kafka", "p-0", 1.5)}],
+    ids=str,
+)
+def test_a_position_that_is_none_is_refused_instead_of_compared(catalog, wish):
+    save_v1(catalog, count=1)
+    with pytest.raises(InvalidInputError, match="must be"):
+        catalog.recover("s", **wish)
+
+
+def test_one_name_is_not_taken_for_several_and_an_unknown_stream_is_not_copied(catalog, tmp_path):
+    save_v1(catalog, count=1)
+    copy = CheckpointCatalog.native(tmp_path / "copy", create=True)
+    for call in (catalog.validate, catalog.histories, lambda streams: catalog.copy_to(copy, streams)):
+        with pytest.raises(InvalidInputError, match=r"pass \['s'\]"):
+            call("s")
+    with pytest.raises(CheckpointNotFoundError, match="no stream 'orders' to copy"):
+        catalog.copy_to(copy, ["s", "orders"])
+    assert copy.streams() == []
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{}, {"percent": float("nan")}, {"percent": 101}, {"percent": "5"}, {"checkpoints": 1.5}, {"bytes": 0}],
+    ids=str,
+)
+def test_a_sample_of_nothing_or_of_no_number_is_refused(limits):
+    with pytest.raises(InvalidInputError):
+        Sample(**limits)
 
 
 def test_a_chain_is_recovered_only_if_all_of_it_is_sound(harness, catalog):
@@ -280,6 +319,25 @@ def test_beyond_the_log_rows_tell_what_was_there_and_the_moment_says_so(tmp_path
     assert past.store("s").list_ids() == [1]
     with pytest.raises(OutOfReachError, match="reachable are versions"):
         catalog.as_of(version=1)
+
+
+def test_a_version_whose_data_files_are_gone_is_out_of_reach_and_its_time_is_told_by_rows(tmp_path):
+    catalog = CheckpointCatalog.native(tmp_path / "catalog", create=True, maintain_every=0)
+    for number in range(1, 13):
+        catalog.store("s").save(CheckpointManifest.new(number, epoch=1))
+    then = catalog.engine.versions()[5]
+    catalog.maintain()
+    table = tmp_path / "catalog" / Table.CHECKPOINTS
+    live = {Path(uri).name for uri in DeltaTable(str(table)).file_uris()}
+    merged = [file for file in table.glob("*.parquet") if file.name not in live]
+    assert len(merged) == 12
+    for file in merged:
+        file.unlink()
+    with pytest.raises(OutOfReachError, match=r"version 5 cannot be read; reachable are versions 13 \(.* to 13 \("):
+        catalog.as_of(version=5)
+    past = catalog.as_of(timestamp=then.at)
+    assert "told by rows" in str(past.moment)
+    assert past.store("s").list_ids() == [1, 2, 3, 4, 5]
 
 
 def test_what_was_purged_since_is_told_as_such_though_its_bytes_are_there(harness, catalog):

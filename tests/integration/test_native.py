@@ -18,6 +18,7 @@ from catalog import (
     InvalidInputError,
     LockTimeoutError,
     NotACatalogError,
+    ReadOnlyError,
     SharedFile,
     artifacts,
 )
@@ -212,6 +213,13 @@ def test_what_was_merged_leaves_the_disk_after_a_day_and_is_read_until_then(tmp_
     assert save_and_merge(13) == 13, "12 of before, and the merged one: what went a day ago is gone"
     catalog.maintain()
     assert len(store.load_state_data(1)) == len(store.load_state_data(24)) == 10_000
+
+
+def test_an_address_that_nobody_knows_is_refused_clearly():
+    with pytest.raises(NotACatalogError, match="Unknown scheme"):
+        CheckpointCatalog.native("nope://bucket/folder")
+    with pytest.raises(ReadOnlyError, match="cannot create a catalog at nope://bucket/folder"):
+        CheckpointCatalog.native("nope://bucket/folder", create=True)
 
 
 def test_a_version_keeps_its_time_while_others_commit(tmp_path):

@@ -1,10 +1,20 @@
 """The SQL views: what is there, what is wrong, what would be recovered; on one catalog with every fault planted."""
 
+import json
 import re
 
 import pytest
 
-from catalog import CheckpointCatalog, InvalidInputError, OutOfReachError, ReadOnlyError, SessionError, keys, views
+from catalog import (
+    CheckpointCatalog,
+    InvalidInputError,
+    OutOfReachError,
+    ReadOnlyError,
+    SessionError,
+    keys,
+    recovery,
+    views,
+)
 from catalog.tables.port import Table
 from catalog.validation import INTEGRITY, RULES
 from catalog.verify import Depth
@@ -120,6 +130,17 @@ def test_positions_are_text_and_numbers_for_every_format(sql):
     assert sql(found + "'good state'") == [("0", "source", "mqtt", None, str(2**64 - 1), 2**64 - 1)]
     assert sql(found + "'good v2' LIMIT 1")[0][1:] == ("source", "kafka", "p-0", "7", 7)
     assert ("4", "source", "kafka", "p-0", "41", 41) in sql(found + "'life'")
+
+
+@pytest.mark.parametrize("text", ["12_345", "1e3", "1.5", " 7", "", "٣", "9" * 39])
+def test_an_offset_that_is_no_whole_number_is_none_to_the_view_and_to_recovery(spark, text):
+    manifest = json.dumps({"source_offsets": {"log": {"offsets": {"p": text}}}}, ensure_ascii=False)
+    one = "SELECT 's' AS stream, '1' AS checkpoint_id, '1' AS checkpoint_key, 'manifest-v1' AS format"
+    manifests = f"({one}, parse_json('{manifest}') AS manifest)"
+    found = spark.sql(views.view("source_positions").render(lambda _: manifests)).collect()
+    assert [(row.offset_text, row.offset_number) for row in found] == [(text, None)]
+    wanted = recovery.at_or_before_offset("log", 10**40, None, lambda _: {("log", "p"): text})
+    assert wanted.objection(None) == "it has no offset of log to compare"
 
 
 def test_sinks_tell_their_status_since_when_and_why(sql):
