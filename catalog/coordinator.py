@@ -142,7 +142,8 @@ class CheckpointCoordinator:
         )
         self._completing = ThreadPoolExecutor(thread_name_prefix="checkpoint")
         self._lock = threading.Lock()
-        self._next_id: int | None = None
+        self._next_id = 1
+        self._asks_for_id = True
         self._previous: CheckpointManifest | None = None
         """The last completed checkpoint, for what operators can use again."""
         self._shares = True
@@ -247,10 +248,14 @@ class CheckpointCoordinator:
         self.close()
 
     def _take_id(self, wanted: int | None) -> int:
-        """Return an id that nothing was stored under when the table was asked, which is once; or the one given."""
+        """Return an id that nothing was stored under when the table was asked, or the one given.
+
+        The table is asked the first time, and after a checkpoint has failed: somebody else may have taken ids.
+        """
         with self._lock:
-            if self._next_id is None:
-                self._next_id = self._store.next_id()
+            if self._asks_for_id:
+                self._next_id = max(self._next_id, self._store.next_id())
+                self._asks_for_id = False
             taken = self._next_id if wanted is None else keys.u64(wanted, "checkpoint_id", minimum=1)
             self._next_id = max(self._next_id, taken + 1)
             return taken
@@ -294,6 +299,8 @@ class CheckpointCoordinator:
                     self._previous, self._shares = manifest, True
             completed = CompletedCheckpoint(pending.checkpoint_id, manifest, results, time.monotonic() - began)
         except BaseException as error:  # noqa: BLE001 - told to whoever asks for the result, and waits
+            with self._lock:
+                self._asks_for_id = True
             pending._future.set_exception(error)
         else:
             pending._future.set_result(completed)

@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -136,6 +137,9 @@ class DataFiles:
             for one in syncing:
                 one.result()  # a fault of the disk is told only once
         except BaseException as error:
+            if writer:
+                with suppress(pa.ArrowException, OSError):  # perhaps what has just failed
+                    writer.close()
             if self.storage.get_file_info(path).type is pa_fs.FileType.File:
                 self.storage.delete_file(path)
             if isinstance(error, PermissionError):

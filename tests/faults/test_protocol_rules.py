@@ -181,14 +181,6 @@ def test_rule_3_a_loser_never_touches_the_winners_bytes(world):
     assert world.store.load_state_data(1) == b"winner"
 
 
-def test_rule_4_a_sweeper_reads_checkpoints_first_so_a_save_in_between_keeps_its_bytes(world):
-    world.save(1, state=b"one")
-    world.engine.after["scan", Table.CHECKPOINTS] = lambda: world.save(2, state=b"two")
-    world.slow_store.cleanup_orphans(NOW)
-    assert [world.store.load_state_data(one) for one in (1, 2)] == [b"one", b"two"]
-    assert world.store.validate_checkpoint(2).valid
-
-
 def test_rule_5_a_delta_is_refused_when_its_parent_was_purged_after_it_was_read(world):
     world.save(1, 2, state=b"base")
     world.engine.before["insert_unless"] = lambda: world.purge(1)

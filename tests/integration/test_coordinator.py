@@ -6,8 +6,10 @@ import uuid
 import pytest
 
 from catalog import (
+    CatalogError,
     CheckpointAbortedError,
     CheckpointCoordinator,
+    CheckpointManifest,
     CheckpointNotFoundError,
     InvalidInputError,
     RestoreMode,
@@ -349,3 +351,14 @@ def test_a_savepoint_is_pinned_complete_and_restorable_with_everything_else_gone
     found = it.restore()
     assert found.checkpoint_id == 2
     assert {name: read(file) for name, file in found.open("db").items()} == {"1.sst": HUGE, "2.sst": LARGE}
+
+
+def test_after_somebody_else_took_ids_only_one_checkpoint_fails(job):
+    with coordinator(job, window=partitions({0: LARGE})) as it:
+        assert it.trigger(epoch=1).result().checkpoint_id == 1
+        other = job.harness.catalog.store(job.name)
+        for taken in (2, 3, 4):
+            other.save(CheckpointManifest.new(taken, epoch=1))
+        with pytest.raises(CatalogError):
+            it.trigger(epoch=1).result()
+        assert it.trigger(epoch=1).result().checkpoint_id == 5
