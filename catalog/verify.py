@@ -21,6 +21,7 @@ from catalog.errors import (
     ArtifactNotFoundError,
     BrokenChainError,
     CatalogError,
+    CheckpointNotFoundError,
     ClosedIdError,
     CorruptError,
     InvalidInputError,
@@ -337,6 +338,8 @@ def _live(
     for name in sorted(streams):
         reader = StreamReader(engine, name, clock=clock, actor=actor)
         history = reader.history()
+        if not history:
+            raise CheckpointNotFoundError(f"there is no stream {name!r} to validate", stream=name)
         newest = lifecycle.latest(history)
         vnodes[reader.stream] = newest.content.vnode_count if newest and newest.content else None
         rows = ((key, one.origin) for key, one in history.items() if one.live)

@@ -154,6 +154,8 @@ def test_one_name_is_not_taken_for_several_and_an_unknown_stream_is_not_copied(c
     with pytest.raises(CheckpointNotFoundError, match="no stream 'orders' to copy"):
         catalog.copy_to(copy, ["s", "orders"])
     assert copy.streams() == []
+    with pytest.raises(CheckpointNotFoundError, match="no stream 'orders' to validate"):
+        catalog.validate(["s", "orders"])
 
 
 @pytest.mark.parametrize(
