@@ -55,6 +55,19 @@ from catalog.manifest import (
 from catalog.memory_factory import MemoryCheckpoints, MemoryStreamFactory
 from catalog.moment import Moment
 from catalog.output_stream import CheckpointStateOutputStream
+from catalog.policies import (
+    Best,
+    Every,
+    Last,
+    LastCommitted,
+    LastValidated,
+    Newest,
+    Period,
+    Retention,
+    Within,
+    read_policies,
+)
+from catalog.prune import CleanUp, Planned, RetentionReport
 from catalog.recovery import RecoveryReport
 from catalog.restore import StatePart
 from catalog.snapshot import (
@@ -73,6 +86,7 @@ from catalog.state_store import CheckpointStateManager, CheckpointStateStore
 from catalog.store import CheckpointStore
 from catalog.strategies import DirectorySnapshotStrategy, MappingSnapshotStrategy, PartitionSnapshotStrategy
 from catalog.stream_factory import CatalogStreamFactory, CheckpointStreamFactory
+from catalog.sweep import SweepReport
 from catalog.validation import Issue, ValidationResult
 from catalog.verify import Depth, Progress, Sample, ValidationReport
 
@@ -81,6 +95,7 @@ __all__ = [
     "ArtifactHandle",
     "ArtifactNotFoundError",
     "BasePurgedError",
+    "Best",
     "BrokenChainError",
     "CatalogError",
     "CatalogStreamFactory",
@@ -105,6 +120,7 @@ __all__ = [
     "CheckpointStreamFactory",
     "CheckpointedStateScope",
     "Checkpointer",
+    "CleanUp",
     "ClosedIdError",
     "CompletedCheckpoint",
     "ConflictError",
@@ -114,15 +130,20 @@ __all__ = [
     "Depth",
     "DeserializationError",
     "DirectorySnapshotStrategy",
+    "Every",
     "ExecutionType",
     "InlineHandle",
     "InvalidInputError",
     "Issue",
+    "Last",
+    "LastCommitted",
+    "LastValidated",
     "LockTimeoutError",
     "MappingSnapshotStrategy",
     "MemoryCheckpoints",
     "MemoryStreamFactory",
     "Moment",
+    "Newest",
     "NotACatalogError",
     "OperatorCheckpoint",
     "OperatorEntry",
@@ -130,12 +151,16 @@ __all__ = [
     "PartitionEntry",
     "PartitionSnapshotStrategy",
     "PendingCheckpoint",
+    "Period",
+    "Planned",
     "Progress",
     "PurgedError",
     "ReadOnlyError",
     "RecoveryReport",
     "RestoreMode",
     "RestoredCheckpoint",
+    "Retention",
+    "RetentionReport",
     "Sample",
     "SavepointSnapshotStrategy",
     "SessionError",
@@ -151,12 +176,15 @@ __all__ = [
     "StateHandle",
     "StatePart",
     "StreamClosedError",
+    "SweepReport",
     "TrashedError",
     "UnknownHandleError",
     "UnknownOutcomeError",
     "UnsupportedFormatError",
     "ValidationReport",
     "ValidationResult",
+    "Within",
     "artifact_path",
     "new_uuid7",
+    "read_policies",
 ]

@@ -108,6 +108,23 @@ class Base:
     """Its chunk rows without their bytes."""
 
     @cached_property
+    def by_path(self) -> dict[str, list[Mapping[str, Any]]]:
+        """Its rows by artifact."""
+        found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        for row in self.rows:
+            found[row["path"]].append(row)
+        return dict(found)
+
+    @cached_property
+    def used_bytes(self) -> dict[tuple[str, str], int]:
+        """How many bytes it uses of each (key, attempt) that holds some of them."""
+        sizes = {holder(row): row["chunk_size"] for row in self.rows}
+        found: dict[tuple[str, str], int] = defaultdict(int)
+        for (key, attempt, _, _), size in sizes.items():
+            found[key, attempt] += size
+        return dict(found)
+
+    @cached_property
     def holders(self) -> dict[str, dict[str, Any]]:
         """The columns of a row that borrows, by chunk hash."""
         named = (holder(row) for row in self.rows)

@@ -5,12 +5,12 @@ import os
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from catalog import artifacts, clone, diff, keys, lifecycle, moment, recovery, restore, verify, views
+from catalog import artifacts, clone, diff, keys, lifecycle, moment, prune, recovery, restore, verify, views
 from catalog.checkpointer import Checkpointer
 from catalog.clone import CopiedStream
 from catalog.diff import CheckpointDiff, Contents
@@ -18,11 +18,14 @@ from catalog.errors import CheckpointNotFoundError, InvalidInputError, OutOfReac
 from catalog.lifecycle import Checkpoint, Revision
 from catalog.manifest import DEFAULT_VNODE_COUNT, Positions, StateManifest, parse_any
 from catalog.moment import Moment, MomentEngine
+from catalog.policies import Retention
 from catalog.protocol import Stream
+from catalog.prune import CleanUp, Planned, RetentionReport
 from catalog.recovery import RecoveryReport, Requirement
 from catalog.restore import StatePart
 from catalog.state_store import CheckpointStateManager, CheckpointStateStore
 from catalog.store import CheckpointStore
+from catalog.sweep import ORPHAN_GRACE
 from catalog.tables.names import TableName, any_place, name_place, path_place
 from catalog.tables.port import Engine, Equals, In, Table
 from catalog.tables.schema import CHECKPOINT_FACTS
@@ -377,6 +380,36 @@ class CheckpointCatalog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def apply_retention(
+        self, policies: Sequence[Retention], streams: Sequence[str] | None = None, *, dry_run: bool = False
+    ) -> RetentionReport:
+        """Put into the trash what no policy keeps, with a reason for every checkpoint; `restore` undoes it for a while.
+
+        Args:
+            policies: what is kept of which streams; the first that fits a stream counts, one that none fits is left
+                alone. `catalog.read_policies` reads them from a TOML file.
+            streams: which ones, by default all.
+            dry_run: only say what would go.
+        """
+        planned: list[Planned] = []
+        undo_until: dict[str, datetime] = {}
+        for name in self.streams() if streams is None else _several(streams):
+            if policy := prune.choose(policies, name):
+                some, until = prune.apply(self.stream(name), policy, dry_run=dry_run)
+                planned += some
+                undo_until |= {name: until} if until else {}
+        return RetentionReport(tuple(planned), undo_until, dry_run)
+
+    def clean_up(self, streams: Sequence[str] | None = None, *, grace: timedelta = ORPHAN_GRACE) -> list[CleanUp]:
+        """Delete for good what is past its undo window, and the bytes that nothing needs any more.
+
+        Args:
+            streams: which ones, by default all.
+            grace: what was staged less than this ago is left alone: its save may be in progress.
+        """
+        wanted = self.streams() if streams is None else _several(streams)
+        return [prune.clean_up(self.stream(name), grace) for name in wanted]
 
     def maintain(self) -> None:
         """Keep the tables small and quick: merge small files, shorten logs, delete what no readable version needs.

@@ -1,15 +1,19 @@
 """What may go: plans with a reason for every checkpoint. Pure: rows in, a plan out; protocol.py executes it."""
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from catalog import chains
 from catalog.errors import CheckpointInUseError
 from catalog.lifecycle import Checkpoint, History, Status, live_keys
+from catalog.policies import Candidates, Last, Policy
 
 PURGE_MARGIN = timedelta(minutes=5)
 """How long after the end of its undo window a trashed checkpoint is purged at the earliest."""
+PROMOTION_GRACE = timedelta(hours=1)
+"""How long a checkpoint that is not promoted is kept for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,54 @@ class Plan:
     """The kept checkpoint that recovery would choose: the plan holds only while it is unchanged."""
 
 
+def plan(
+    history: History,
+    policies: Sequence[Policy],
+    now: datetime,
+    *,
+    verified: frozenset[str] = frozenset(),
+    allow_empty: bool = False,
+) -> Plan:
+    """Plan to keep what any policy keeps, and besides what is pinned, stood upon, or needed to recover.
+
+    A checkpoint that waits to be promoted stays for a while, and then goes; policies do not count it.
+
+    Args:
+        history: the stream's checkpoints.
+        policies: what to keep.
+        now: decides what is old, and which pins have expired.
+        verified: keys of those that validation has found sound.
+        allow_empty: let even the newest that recovery could choose go.
+    """
+    live = live_keys(history)
+    promoted = [history[key] for key in live if history[key].status is not Status.PREPARED]
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for policy in policies:
+        for key, reason in policy.keeps(Candidates(promoted, now, verified)).items():
+            reasons[key].append(reason)
+    keep = {key: "; ".join(reasons[key]) for key in live if key in reasons}
+    eligible = next((key for key in reversed(live) if history[key].eligible), None)
+    if eligible and not allow_empty:
+        keep.setdefault(eligible, "the newest that recovery could choose")
+    keep |= {key: "it may still be promoted" for key in live if _may_be_promoted(history[key], now)}
+    keep |= {key: "pinned" for key in live if key not in keep and history[key].pinned(now)}
+    for needed, child in chains.needed_by(history, keep).items():
+        if needed in live:
+            keep.setdefault(needed, f"{history[child].id} stands on it")
+    why = "; ".join(policy.otherwise for policy in policies)
+    trash = {
+        key: "it was never promoted" if history[key].status is Status.PREPARED else why
+        for key in live
+        if key not in keep
+    }
+    return Plan(trash, keep, history[eligible] if eligible in keep else None)
+
+
+def _may_be_promoted(checkpoint: Checkpoint, now: datetime) -> bool:
+    saved = checkpoint.origin.at if checkpoint.origin else now
+    return checkpoint.status is Status.PREPARED and saved + PROMOTION_GRACE > now
+
+
 def keep_newest(history: History, keep_count: int, now: datetime, *, allow_empty: bool = False) -> Plan:
     """Plan to keep the newest checkpoints, and never to lose the newest one that recovery could choose.
 
@@ -33,18 +85,7 @@ def keep_newest(history: History, keep_count: int, now: datetime, *, allow_empty
         now: decides which pins have expired.
         allow_empty: with keep_count 0, let even the recoverable one go.
     """
-    live = live_keys(history)
-    newest = live[len(live) - keep_count :] if keep_count < len(live) else live
-    keep = dict.fromkeys(newest, f"one of the newest {keep_count}")
-    eligible = next((key for key in reversed(live) if history[key].eligible), None)
-    if eligible and not (allow_empty and keep_count == 0):
-        keep.setdefault(eligible, "the newest that recovery could choose")
-    keep |= {key: "pinned" for key in live if key not in keep and history[key].pinned(now)}
-    for needed, child in chains.needed_by(history, keep).items():
-        if needed in live:
-            keep.setdefault(needed, f"{history[child].id} stands on it")
-    trash = {key: f"not one of the newest {keep_count}" for key in live if key not in keep}
-    return Plan(trash, keep, history[eligible] if eligible in keep else None)
+    return plan(history, [Last(keep_count)], now, allow_empty=allow_empty and keep_count == 0)
 
 
 def drop(history: History, doomed: Iterable[str], reason: str, now: datetime) -> Plan:

@@ -360,8 +360,8 @@ class _Work:
 
     def _rows_of_earlier(self, handle: ArtifactHandle) -> _Found:
         base = self.base()
-        if base and (rows := [row for row in base.rows if row["path"] == handle.path]):
-            return rows, base.key
+        if base and handle.path in base.by_path:
+            return base.by_path[handle.path], base.key
         creator = self.stream.find(handle.checkpoint_key, manifest=False)
         if creator is None or not creator.live or creator.origin is None or creator.origin.attempt != handle.attempt:
             return (), None
@@ -382,8 +382,9 @@ class _Work:
                 self._held |= artifacts.held_bytes(found, unknown)
             held = sum(self._held[one] for one in involved)
         base = self.base()
-        using = {artifacts.holder(row): row["chunk_size"] for row in (*(base.rows if base else ()), *rows)}
-        used = sum(size for holder, size in using.items() if holder[:2] in involved)
+        # One that the previous checkpoint does not use is all that is used of what holds it.
+        using = base if base and rows[0]["path"] in base.by_path else Base("", rows)
+        used = sum(using.used_bytes.get(one, 0) for one in involved)
         return held / used if used else 1.0
 
     def link(

@@ -1,0 +1,157 @@
+"""Letting checkpoints go by policy: a plan with a reason for each, then the trash, and at last the disk.
+
+Trashed ones are hidden and can be restored until a stated time. Only after it they are purged, and bytes that nothing
+needs any more are swept. Every step can be run again, and beside any other.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from catalog import artifacts, keys, retention
+from catalog.lifecycle import History, live_keys
+from catalog.policies import Best, LastValidated, Retention
+from catalog.protocol import Stream
+from catalog.retention import Plan, Planner
+from catalog.sweep import ORPHAN_GRACE, SweepReport, sweep
+from catalog.tables.port import Equals, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What retention does with one checkpoint."""
+
+    stream: str
+    checkpoint_id: int | str
+    keep: bool
+    reason: str
+    """Why it stays, all policies that keep it included, or why it goes."""
+    bytes: int
+    """Of its artifacts."""
+    freed_bytes: int
+    """What the disk gets back once it is purged and swept: bytes that nothing that stays needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionReport:
+    """What retention did, or would do."""
+
+    planned: tuple[Planned, ...]
+    undo_until: Mapping[str, datetime]
+    """By stream with something that goes: how long that can be restored."""
+    dry_run: bool
+
+    @property
+    def removed(self) -> tuple[Planned, ...]:
+        """What goes."""
+        return tuple(one for one in self.planned if not one.keep)
+
+    def explain(self) -> str:
+        """Return the report as text for people, a line for each checkpoint."""
+        lines = [
+            f"{'keep' if one.keep else 'remove'} {one.stream} {one.checkpoint_id}: {one.reason}"
+            + ("" if one.keep else f" ({one.freed_bytes / (1 << 20):.1f} MiB freed)")
+            for one in self.planned
+        ]
+        freed = sum(one.freed_bytes for one in self.removed) / (1 << 20)
+        what = "would go" if self.dry_run else "went"
+        counts = f"{len(self.removed)} of {len(self.planned)}"
+        lines.append(f"{counts} {what} to the trash, {freed:.1f} MiB once purged and swept")
+        lines += [
+            f"{stream}: can be restored until {until:%Y-%m-%d %H:%M:%S} UTC"
+            for stream, until in self.undo_until.items()
+        ]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class CleanUp:
+    """What was deleted for good of a stream."""
+
+    stream: str
+    purged: tuple[int | str, ...]
+    """Checkpoints whose undo window was over."""
+    swept: SweepReport
+
+
+def apply(stream: Stream, policy: Retention, *, dry_run: bool) -> tuple[list[Planned], datetime | None]:
+    """Trash what a stream's retention does not keep, and return a line for each checkpoint that was live.
+
+    Returns:
+        The lines, and until when what went can be restored; None if nothing did.
+    """
+    planner = _planner(stream, policy)
+    now = stream.clock()
+    history = stream.history()
+    before = planner(history, now)
+    gone = before.trash if dry_run or not before.trash else stream.trash(planner, policy.undo_for).trash
+    freed = freed_bytes(history, artifacts.facts(stream.engine, stream.stream, []), gone.keys())
+    planned = [
+        Planned(
+            stream.label,
+            history[key].id,
+            key not in gone,
+            gone.get(key) or before.keep.get(key) or "it changed meanwhile",
+            int((one.artifact_bytes if (one := history[key].origin) else 0) or 0),
+            freed.get(key, 0),
+        )
+        for key in live_keys(history)
+    ]
+    return planned, now + policy.undo_for if gone else None
+
+
+def _planner(stream: Stream, policy: Retention) -> Planner:
+    wants_manifests = any(isinstance(one, Best) for one in policy.policies)
+    wants_events = any(isinstance(one, LastValidated) for one in policy.policies)
+
+    def planner(history: History, now: datetime) -> Plan:
+        if wants_manifests:
+            history = stream.history(manifests=True)
+        verified = _verified(stream) if wants_events else frozenset[str]()
+        return retention.plan(history, policy.policies, now, verified=verified, allow_empty=policy.allow_empty)
+
+    return planner
+
+
+def _verified(stream: Stream) -> frozenset[str]:
+    """Return the keys of checkpoints that validation by hash last found sound."""
+    where = [Equals("stream", stream.stream), Equals("event", "verified")]
+    rows = stream.engine.scan(Table.EVENTS, where, ["checkpoint_key", "at", "details"]).to_pylist()
+    last: dict[str, bool] = {}
+    for row in sorted(rows, key=lambda row: row["at"]):
+        details = json.loads(row["details"])
+        if details["depth"] == "hashes" or not details["valid"]:
+            last[row["checkpoint_key"]] = details["valid"]
+    return frozenset(key for key, valid in last.items() if valid)
+
+
+def freed_bytes(history: History, rows: Iterable[Mapping[str, Any]], gone: Iterable[str]) -> dict[str, int]:
+    """Return by key how many bytes nothing needs any more once these checkpoints are purged.
+
+    Bytes that several of them share count for the newest one.
+    """
+    doomed = set(gone)
+    attempts = {(key, one.origin.attempt): key for key, one in history.items() if one.unpurged and one.origin}
+    users: dict[artifacts.Holder, tuple[int, set[str]]] = {}
+    for row in rows:
+        user = attempts.get((row["checkpoint_key"], row["attempt"]))
+        if user is not None:
+            users.setdefault(artifacts.holder(row), (row["chunk_size"], set()))[1].add(user)
+    freed: dict[str, int] = {}
+    for size, used_by in users.values():
+        if used_by <= doomed:
+            freed[max(used_by)] = freed.get(max(used_by), 0) + size
+    return freed
+
+
+def clean_up(stream: Stream, grace: timedelta = ORPHAN_GRACE) -> CleanUp:
+    """Purge what is past its undo window, and sweep the bytes that nothing needs any more."""
+    purged = tuple(keys.checkpoint_id(key) for key in stream.purge())
+    return CleanUp(stream.label, purged, sweep(stream, grace))
+
+
+def choose(policies: Sequence[Retention], stream: str) -> Retention | None:
+    """Return the first retention that fits a stream, None if it is left alone."""
+    return next((one for one in policies if one.fits(stream)), None)
