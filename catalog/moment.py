@@ -109,6 +109,10 @@ class MomentEngine:
         """See Engine.versions; up to this moment."""
         return [one for one in self.current.versions() if one.at <= self.moment.at]
 
+    def worker(self) -> Engine:
+        """See Engine.worker."""
+        return self
+
     def spread(self, tasks: Sequence[bytes], work: Callable[[Engine, bytes], bytes]) -> Iterator[bytes]:
         """See Engine.spread; here, because workers would see the present."""
         return (work(self, task) for task in tasks)

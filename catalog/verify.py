@@ -294,7 +294,8 @@ def validate(
 ) -> ValidationReport:
     """Look at live checkpoints where the workers are, and write down what was found; see CheckpointCatalog.validate."""
     began = time.monotonic()
-    candidates, vnodes = _live(engine, streams, clock, actor)
+    beside = engine.worker()  # a job for a few rows would take as long as hashing hundreds of MiB
+    candidates, vnodes = _live(beside, streams, clock, actor)
     chosen = sample.choose(candidates) if sample else candidates
     sizes = {(stream, key): size for stream, key, size in chosen}
     tasks = [pickle.dumps((stream, some, depth, vnodes[stream])) for stream, some in _tasks(chosen, depth)]
@@ -311,11 +312,11 @@ def validate(
                 done.append((stream, key, result))
                 unrecorded.append(_event(stream, key, result, depth, sizes[stream, key], clock(), actor))
         if record and len(unrecorded) >= RESULTS_PER_EVENT_COMMIT:
-            _record(engine, unrecorded)
+            _record(beside, unrecorded)
         if progress:
             progress(Progress(looked_at, len(chosen), size, total))
     if record and unrecorded:
-        _record(engine, unrecorded)
+        _record(beside, unrecorded)
     found = tuple((keys.stream_label(stream), result) for stream, _, result in done if result.issues)
     return ValidationReport(depth, len(done), len(candidates), size, time.monotonic() - began, found)
 

@@ -196,6 +196,10 @@ class NativeEngine:
         """See Engine.versions."""
         return self._tables[Table.CHECKPOINTS].versions()
 
+    def worker(self) -> Engine:
+        """See Engine.worker."""
+        return self
+
     def spread(self, tasks: Sequence[bytes], work: Callable[[Engine, bytes], bytes]) -> Iterator[bytes]:
         """See Engine.spread; the workers are threads of this process."""
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

@@ -129,6 +129,9 @@ class Engine(Protocol):
     def spread(self, tasks: Sequence[bytes], work: Callable[["Engine", bytes], bytes]) -> Iterator[bytes]:
         """Run work(engine, task) where the workers are, and yield what it returns, in the order of the tasks."""
 
+    def worker(self) -> "Engine":
+        """Return the engine that `spread` gives to its work, for the few rows before and after it."""
+
     def delete(self, table: Table, where: Iterable[Condition]) -> int:
         """Delete the rows that meet every condition, in one durable commit, and return how many."""
 

@@ -83,6 +83,7 @@ class SparkEngine:
         location = _catalog_location(spark, place)
         self._root = location.rpartition("/")[0].replace("s3a://", "s3://").replace("s3n://", "s3://")
         self._worker_options = dict(worker_options or {})
+        self._worker: Engine | None = None
         self._read_only = location.startswith(_SINGLE_WRITER_SCHEMES) and not single_writer
         self._locks: dict[Table, CommitLock] = {}
         if location.startswith(("file:", "/")):
@@ -214,6 +215,15 @@ class SparkEngine:
             results = frame.mapInArrow(run, "number INT, task BINARY").toArrow().to_pylist()
             yield from (row["task"] for row in sorted(results, key=lambda row: row["number"]))
 
+    def worker(self) -> Engine:
+        """See Engine.worker; executors have deltalake, this process perhaps not."""
+        if self._worker is None:
+            try:
+                self._worker = _native_engine(self._root, self._worker_options)
+            except ModuleNotFoundError:
+                self._worker = self
+        return self._worker
+
     def delete(self, table: Table, where: Iterable[Condition]) -> int:
         """See Engine.delete."""
         statement = f"DELETE FROM {self._names[table]} WHERE " + " AND ".join(_condition(one) for one in where)
@@ -237,7 +247,9 @@ class SparkEngine:
         )
 
     def close(self) -> None:
-        """See Engine.close; there is none, and the session is the caller's."""
+        """See Engine.close; the session is the caller's."""
+        if self._worker not in (None, self):
+            self._worker.close()
 
     def _append(self, table: Table, frame: DataFrame) -> None:
         def attempt() -> None:
@@ -291,9 +303,13 @@ class SparkEngine:
 @cache
 def worker_engine(root: str, options: tuple[tuple[str, str], ...]) -> Engine:
     """Return the engine with which an executor's process reaches the tables."""
+    return _native_engine(root, dict(options))
+
+
+def _native_engine(root: str, options: Mapping[str, str]) -> Engine:
     from catalog.tables.native import NativeEngine
 
-    return NativeEngine(path_place(root), storage_options=dict(options), maintain_every=0)
+    return NativeEngine(path_place(root), storage_options=options, maintain_every=0)
 
 
 def _is_conflict(error: BaseException) -> bool:
