@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from catalog.store import CheckpointStore
+from catalog.stream_factory import CatalogStreamFactory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,6 +37,10 @@ class AsyncCheckpointStore:
         """Return a store that expects another vnode count."""
         return AsyncCheckpointStore(self.store.with_vnode_count(vnode_count))
 
+    def stream_factory(self, checkpoint_id: int, **options: Any) -> CatalogStreamFactory:
+        """Return a factory of output streams for a checkpoint, which needs no waiting; see CheckpointStore."""
+        return self.store.stream_factory(checkpoint_id, **options)
+
     async def iter_state_data(self, checkpoint_id: int) -> AsyncIterator[bytes]:
         """Yield a checkpoint's state in verified chunks; see CheckpointStore."""
         chunks = self.store.iter_state_data(checkpoint_id)
@@ -46,6 +51,9 @@ class AsyncCheckpointStore:
     save = _in_thread(CheckpointStore.save)
     save_with_state = _in_thread(CheckpointStore.save_with_state)
     save_state_data = _in_thread(CheckpointStore.save_state_data)
+    save_with_handles = _in_thread(CheckpointStore.save_with_handles)
+    open_handle = _in_thread(CheckpointStore.open_handle)
+    abandon = _in_thread(CheckpointStore.abandon)
     update_manifest = _in_thread(CheckpointStore.update_manifest)
     load_latest = _in_thread(CheckpointStore.load_latest)
     load_by_id = _in_thread(CheckpointStore.load_by_id)
