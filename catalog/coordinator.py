@@ -32,7 +32,7 @@ from catalog.stream_factory import CatalogStreamFactory
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 600.0
-BACKGROUND_NICE = 19
+BACKGROUND_NICE = 10
 SAVEPOINT_PIN = "savepoint"
 NO_CLAIM_PIN = "restored from without claim"
 

@@ -165,6 +165,8 @@ class CountingJob:
         self.counts = Counts()
         self.offset = 0
         self.checkpoints = 0
+        self.completed: int | None = None
+        """The last checkpoint that is known to be saved."""
         self._every = checkpoint_records
         strategy = CountsStrategy(self.counts)
         self.coordinator = CheckpointCoordinator(store, {NAME: strategy})
@@ -187,7 +189,7 @@ class CountingJob:
     def checkpointing(self) -> bool:
         """Whether a checkpoint is on its way; one that failed is told here."""
         if self._pending is not None and self._pending.done():
-            self._pending.result()
+            self.completed = self._pending.result().checkpoint_id
             self._pending = None
         return self._pending is not None
 
@@ -223,7 +225,10 @@ def main() -> None:
         print(json.dumps({"restored_from": job.restored_from, "offset": job.offset}), flush=True)
         began, first = time.monotonic(), job.offset
         while job.offset < options.records:
+            before = job.completed
             job.step(min(BATCH_RECORDS, options.records - job.offset))
+            if job.completed != before:
+                print(json.dumps({"checkpoint": job.completed, "records": job.offset}), flush=True)
         seconds = time.monotonic() - began
         job.finish()
         done = {

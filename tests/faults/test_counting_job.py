@@ -32,20 +32,26 @@ def undisturbed():
     return hashlib.sha256(counts.data).hexdigest()
 
 
-def run_job(place, stream, kill_after_s):
-    """Run the job, kill it after so many seconds of processing unless it ends before, and return what it told."""
+def run_job(place, stream, kill):
+    """Run the job, kill it unless it ends before, and return what it told at its beginning and its end.
+
+    A kill is so many seconds after so many checkpoints.
+    """
     command = [sys.executable, "-m", "catalog.examples.counting", str(place), "--stream", stream]
     command += ["--records", str(RECORDS), "--checkpoint-records", str(CHECKPOINT_RECORDS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as job:
         restored = json.loads(job.stdout.readline())
-        if kill_after_s is not None:
+        lines = []
+        if kill is not None:
+            checkpoints, delay_s = kill
+            lines += [line for line in (job.stdout.readline() for _ in range(checkpoints)) if line]
             with suppress(subprocess.TimeoutExpired):
-                job.wait(kill_after_s)
+                job.wait(delay_s)
             job.send_signal(signal.SIGKILL)
-        done = job.stdout.read()
+        lines += job.stdout.read().splitlines()
     killed = job.returncode == -signal.SIGKILL
     assert killed or job.returncode == 0
-    return restored, None if killed else json.loads(done)
+    return restored, None if killed else json.loads(lines[-1])
 
 
 def count_with_kills(place, kills, undisturbed, seed=4711):
@@ -55,7 +61,9 @@ def count_with_kills(place, kills, undisturbed, seed=4711):
         stream = f"counting {streams}"
         done, newest, before = None, None, 0
         while done is None:
-            restored, done = run_job(place, stream, chance.uniform(0.05, 1.5) if made < kills else None)
+            # Each gets a little further than the one before, at least now and then.
+            kill = (1 if made == 0 else chance.randrange(3), chance.uniform(0, 1)) if made < kills else None
+            restored, done = run_job(place, stream, kill)
             assert restored["offset"] >= before, "it began before a place where it had been"
             newest, before = restored["restored_from"], restored["offset"]
             offsets.append(restored["offset"])

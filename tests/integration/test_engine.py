@@ -249,8 +249,11 @@ class FlakyNative(NativeEngine):
     failures = ()
     after = False
 
-    def _commit(self, *arguments, **options):
-        return fail_around(self, lambda: super(FlakyNative, self)._commit(*arguments, **options))
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        loaded = self._tables[Table.CHECKPOINTS]
+        commit = loaded.commit
+        loaded.commit = lambda *actions, **options: fail_around(self, lambda: commit(*actions, **options))
 
 
 def fail_around(engine, commit):
