@@ -6,7 +6,7 @@ needs any more are swept. Every step can be run again, and beside any other.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -108,7 +108,9 @@ def _planner(stream: Stream, policy: Retention) -> Planner:
 
     def planner(history: History, now: datetime) -> Plan:
         if wants_manifests:
-            history = stream.history(manifests=True)
+            # Of these checkpoints only: one that has come since is not part of the plan.
+            loaded = stream.history(list(history), manifests=True)
+            history = {key: replace(one, content=loaded[key].content) for key, one in history.items() if key in loaded}
         verified = _verified(stream) if wants_events else frozenset[str]()
         return retention.plan(history, policy.policies, now, verified=verified, allow_empty=policy.allow_empty)
 

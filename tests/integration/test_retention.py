@@ -15,6 +15,7 @@ from catalog import (
     PurgedError,
     Retention,
     TrashedError,
+    prune,
 )
 from catalog.tables.port import Equals, Table
 from catalog.testing import FakeClock
@@ -161,3 +162,13 @@ def test_an_empty_policy_is_refused_and_the_last_one_goes_only_by_an_explicit_wo
     assert store.list_ids() == [2]
     catalog.apply_retention([Retention((Last(0),), allow_empty=True)])
     assert store.list_ids() == []
+
+
+def test_one_that_comes_while_manifests_are_read_is_not_part_of_the_plan(catalog):
+    store = save(catalog, "s", (1, 2), metadata={"loss": 0.1})
+    stream = catalog.stream("s")
+    before = stream.history()
+    store.save(CheckpointManifest.new(3, epoch=1, metadata={"loss": 0.9}))
+    plan = prune._planner(stream, Retention((Best(1, "metadata.loss", lowest=True),)))(before, stream.clock())
+    assert [int(key) for key in plan.trash] == [1]
+    assert [int(key) for key in plan.keep] == [2]
