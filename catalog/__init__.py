@@ -11,6 +11,7 @@ from catalog.coordinator import (
     RestoreMode,
 )
 from catalog.diff import CheckpointDiff
+from catalog.drills import Drill, DrillReport
 from catalog.errors import (
     AbandonedError,
     ArtifactNotFoundError,
@@ -40,6 +41,8 @@ from catalog.errors import (
     UnknownOutcomeError,
     UnsupportedFormatError,
 )
+from catalog.folders import AppendLog, Folder, JsonMergePatch, KeyedTable, Link
+from catalog.folding import FoldedChain, FoldReport
 from catalog.handles import ArtifactHandle, CheckpointedStateScope, InlineHandle, StateHandle
 from catalog.keys import new_uuid7
 from catalog.manifest import (
@@ -87,11 +90,14 @@ from catalog.store import CheckpointStore
 from catalog.strategies import DirectorySnapshotStrategy, MappingSnapshotStrategy, PartitionSnapshotStrategy
 from catalog.stream_factory import CatalogStreamFactory, CheckpointStreamFactory
 from catalog.sweep import SweepReport
+from catalog.tables.compaction import CompactedTable, CompactionReport
+from catalog.tables.port import Merging
 from catalog.validation import Issue, ValidationResult
 from catalog.verify import Depth, Progress, Sample, ValidationReport
 
 __all__ = [
     "AbandonedError",
+    "AppendLog",
     "ArtifactHandle",
     "ArtifactNotFoundError",
     "BasePurgedError",
@@ -122,6 +128,8 @@ __all__ = [
     "Checkpointer",
     "CleanUp",
     "ClosedIdError",
+    "CompactedTable",
+    "CompactionReport",
     "CompletedCheckpoint",
     "ConflictError",
     "ConnectorCheckpoint",
@@ -130,18 +138,27 @@ __all__ = [
     "Depth",
     "DeserializationError",
     "DirectorySnapshotStrategy",
+    "Drill",
+    "DrillReport",
     "Every",
     "ExecutionType",
+    "FoldReport",
+    "FoldedChain",
+    "Folder",
     "InlineHandle",
     "InvalidInputError",
     "Issue",
+    "JsonMergePatch",
+    "KeyedTable",
     "Last",
     "LastCommitted",
     "LastValidated",
+    "Link",
     "LockTimeoutError",
     "MappingSnapshotStrategy",
     "MemoryCheckpoints",
     "MemoryStreamFactory",
+    "Merging",
     "Moment",
     "Newest",
     "NotACatalogError",

@@ -62,6 +62,7 @@ class AsyncCheckpointStore:
     list = _in_thread(CheckpointStore.list)
     validate_checkpoint = _in_thread(CheckpointStore.validate_checkpoint)
     recover_latest_validated = _in_thread(CheckpointStore.recover_latest_validated)
+    go_on_from = _in_thread(CheckpointStore.go_on_from)
     prune = _in_thread(CheckpointStore.prune)
     restore = _in_thread(CheckpointStore.restore)
     undo_update = _in_thread(CheckpointStore.undo_update)

@@ -7,7 +7,7 @@ memory stays bounded by one batch whatever the artifact's size.
 import hashlib
 import io
 import pickle
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -116,13 +116,9 @@ class Base:
         return dict(found)
 
     @cached_property
-    def used_bytes(self) -> dict[tuple[str, str], int]:
-        """How many bytes it uses of each (key, attempt) that holds some of them."""
-        sizes = {holder(row): row["chunk_size"] for row in self.rows}
-        found: dict[tuple[str, str], int] = defaultdict(int)
-        for (key, attempt, _, _), size in sizes.items():
-            found[key, attempt] += size
-        return dict(found)
+    def uses(self) -> Counter[Holder]:
+        """How many of its chunks have their bytes there."""
+        return Counter(map(holder, self.rows))
 
     @cached_property
     def holders(self) -> dict[str, dict[str, Any]]:
@@ -134,14 +130,21 @@ class Base:
         }
 
 
-def held_bytes(rows: Iterable[Mapping[str, Any]], attempts: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """Return how many bytes each of these (key, attempt) holds, as chunk rows tell it."""
-    own = {(row["path"], *holder(row)): row["chunk_size"] for row in rows if not row["held_attempt"]}
-    found = dict.fromkeys(attempts, 0)
-    for (_, key, attempt, _, _), size in own.items():
-        if (key, attempt) in found:
-            found[key, attempt] += size
-    return found
+Held = dict[Holder, tuple[int, int]]
+"""Size of a chunk, and how many artifacts of the attempt have it under that number, each its own bytes."""
+
+
+def held(rows: Iterable[Mapping[str, Any]]) -> Held:
+    """Return which bytes chunk rows hold."""
+    sizes = {(row["path"], holder(row)): row["chunk_size"] for row in rows if not row["held_attempt"]}
+    copies = Counter(one for _, one in sizes)
+    return {one: (size, copies[one]) for (_, one), size in sizes.items()}
+
+
+def amplification(held: Held, uses: Mapping[Holder, int]) -> float:
+    """Return how many bytes are held for each one that is used; several uses of one copy are one."""
+    used = sum(size * min(copies, uses.get(one, 0)) for one, (size, copies) in held.items())
+    return sum(size * copies for size, copies in held.values()) / used if used else 1.0
 
 
 class Hash(Protocol):
@@ -267,6 +270,33 @@ def read(
                 if row["chunk_count"] is not None and not _is_whole(row, size, whole.hexdigest()):
                     raise _mismatch(path, "of the whole")
                 yield data
+
+
+def read_small(engine: Engine, stream: str, wanted: Mapping[str, str]) -> dict[str, bytes]:
+    """Return artifacts of one chunk each, verified, from one scan; what is not there so is left out.
+
+    Args:
+        engine: the tables.
+        stream: the stream.
+        wanted: the attempt by path.
+    """
+    places: list[Condition] = [
+        Equals("stream", stream),
+        In("attempt", tuple({*wanted.values()})),
+        In("path", tuple(wanted)),
+    ]
+    columns = (
+        "attempt", "path", "chunk_no", "chunk_count", "chunk_size", "chunk_sha256", "artifact_size", "artifact_sha256",
+        "hashing", "data",
+    )  # fmt: skip
+    found = {}
+    for row in _with_views(engine.scan(Table.ARTIFACTS, places, columns)):
+        if row["chunk_count"] == 1 and row["data"] is not None and wanted[row["path"]] == row["attempt"]:
+            sha256 = _sha256(row["data"])
+            whole = hashlib.sha256(sha256.encode()).hexdigest() if _by_chunks(row) else sha256
+            if sha256 == row["chunk_sha256"] and _is_whole(row, len(row["data"]), whole):
+                found[row["path"]] = bytes(row["data"])
+    return found
 
 
 def read_whole(

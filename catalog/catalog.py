@@ -4,35 +4,56 @@ import getpass
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from catalog import artifacts, clone, diff, keys, lifecycle, moment, prune, recovery, restore, verify, views
+from catalog import (
+    artifacts,
+    clone,
+    diff,
+    drills,
+    folding,
+    keys,
+    lifecycle,
+    moment,
+    prune,
+    recovery,
+    restore,
+    verify,
+    views,
+)
 from catalog.checkpointer import Checkpointer
 from catalog.clone import CopiedStream
 from catalog.diff import CheckpointDiff, Contents
+from catalog.drills import DrillReport
 from catalog.errors import CheckpointNotFoundError, InvalidInputError, OutOfReachError, SessionError
+from catalog.folders import Folder
+from catalog.folding import MIN_LINKS, FoldReport
 from catalog.lifecycle import Checkpoint, Revision
 from catalog.manifest import DEFAULT_VNODE_COUNT, Positions, StateManifest, parse_any
 from catalog.moment import Moment, MomentEngine
 from catalog.policies import Retention
-from catalog.protocol import Stream
+from catalog.protocol import Stream, check_span
 from catalog.prune import CleanUp, Planned, RetentionReport
 from catalog.recovery import RecoveryReport, Requirement
 from catalog.restore import StatePart
 from catalog.state_store import CheckpointStateManager, CheckpointStateStore
 from catalog.store import CheckpointStore
 from catalog.sweep import ORPHAN_GRACE
+from catalog.tables.compaction import CompactionReport
 from catalog.tables.names import TableName, any_place, name_place, path_place
-from catalog.tables.port import Engine, Equals, In, Table
+from catalog.tables.port import Engine, Equals, In, Merging, Table
 from catalog.tables.schema import CHECKPOINT_FACTS
 from catalog.verify import Depth, Progress, Sample, ValidationReport
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+LONGEST_KEEP_REMOVED = timedelta(days=1)
 
 
 def utc_now() -> datetime:
@@ -84,7 +105,8 @@ class CheckpointCatalog:
         """
         from catalog.tables.spark import SparkEngine
 
-        return cls(SparkEngine.create(spark, any_place(place), **options), clock=clock, actor=actor)
+        engine = SparkEngine.create(spark, any_place(place), clock=clock, **options)
+        return cls(engine, clock=clock, actor=actor)
 
     @classmethod
     def for_path(
@@ -99,7 +121,7 @@ class CheckpointCatalog:
         """Open the catalog in a folder; the arguments are those of `create`."""
         from catalog.tables.spark import SparkEngine
 
-        return cls(SparkEngine(spark, path_place(path), **options), clock=clock, actor=actor)
+        return cls(SparkEngine(spark, path_place(path), clock=clock, **options), clock=clock, actor=actor)
 
     @classmethod
     def for_name(
@@ -114,7 +136,7 @@ class CheckpointCatalog:
         """Open the catalog in a schema: `schema`, `catalog.schema` or `catalog.namespace.schema`."""
         from catalog.tables.spark import SparkEngine
 
-        return cls(SparkEngine(spark, name_place(name), **options), clock=clock, actor=actor)
+        return cls(SparkEngine(spark, name_place(name), clock=clock, **options), clock=clock, actor=actor)
 
     @classmethod
     def native(
@@ -150,7 +172,7 @@ class CheckpointCatalog:
             raise SessionError("the native engine needs deltalake: pip install 'checkpoint-catalog[native]'") from error
 
         make = NativeEngine.create if create else NativeEngine
-        return cls(make(path_place(path), **options), clock=clock, actor=actor)
+        return cls(make(path_place(path), clock=clock, **options), clock=clock, actor=actor)
 
     def store(self, stream: str, *, max_retained: int = 0, vnode_count: int = DEFAULT_VNODE_COUNT) -> CheckpointStore:
         """Return the store of a stream with integer ids (seed 004).
@@ -239,6 +261,7 @@ class CheckpointCatalog:
         depth: Depth | str = Depth.METADATA,
         sample: Sample | None = None,
         progress: Callable[[Progress], None] | None = None,
+        record: bool = True,
     ) -> ValidationReport:
         """Look at live checkpoints, where the workers are, and write what was found into `events`.
 
@@ -247,12 +270,49 @@ class CheckpointCatalog:
             depth: "metadata", or "hashes" to read and hash every chunk and artifact as well.
             sample: look only at some, chosen at random.
             progress: is called with how far it has come, every now and then.
+            record: whether it is written down at all.
         """
         return verify.validate(
             self.engine,
             streams=streams if streams is None else _several(streams),
             depth=_depth(depth),
             sample=sample,
+            progress=progress,
+            clock=self._clock,
+            actor=self._actor,
+            record=record and not isinstance(self.engine, MomentEngine),
+        )
+
+    def run_drills(
+        self,
+        streams: Sequence[str] | None = None,
+        *,
+        sample: Sample | None = None,
+        scratch: str | os.PathLike[str] | None = None,
+        dry_run: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> DrillReport:
+        """Restore some committed checkpoints into scratch space, check every hash, and write how it went into `events`.
+
+        One that cannot be restored is recorded as failed, and the others are drilled all the same.
+
+        Args:
+            streams: which ones, by default all.
+            sample: choose at random; by default the latest of each stream and the one drilled the longest ago, if ever.
+            scratch: a folder where the workers are, in which temporary ones are made; by default the system's. Each
+                worker needs room for one restored checkpoint at a time.
+            dry_run: only say which ones would be restored.
+            progress: is called with how far it has come, every now and then.
+        """
+        histories = self.histories(streams)
+        if missing := sorted(set(streams or ()) - histories.keys()):
+            raise CheckpointNotFoundError(f"there is no stream {missing[0]!r} to drill", stream=missing[0])
+        return drills.run(
+            self.engine,
+            histories,
+            sample=sample,
+            scratch=None if scratch is None else Path(scratch).absolute(),
+            dry_run=dry_run,
             progress=progress,
             clock=self._clock,
             actor=self._actor,
@@ -332,7 +392,7 @@ class CheckpointCatalog:
     def open_state(self, stream: str, checkpoint_id: int | str) -> Iterator[tuple[StatePart, Iterator[bytes]]]:
         """Yield a checkpoint's artifacts in the order to apply them, each as a stream of verified chunks."""
         rows = self.stream(stream)
-        for part in restore.parts(rows, keys.any_key(checkpoint_id))[2]:
+        for part in restore.parts(rows, keys.any_key(checkpoint_id)):
             yield part, restore.open_part(rows, part)
 
     def as_of(self, *, version: int | None = None, timestamp: datetime | None = None) -> "CheckpointCatalog":
@@ -401,22 +461,79 @@ class CheckpointCatalog:
                 undo_until |= {name: until} if until else {}
         return RetentionReport(tuple(planned), undo_until, dry_run)
 
-    def clean_up(self, streams: Sequence[str] | None = None, *, grace: timedelta = ORPHAN_GRACE) -> list[CleanUp]:
+    def fold_chains(
+        self,
+        streams: Sequence[str] | None = None,
+        *,
+        folders: Mapping[str, Folder] = MappingProxyType({}),
+        min_links: int = MIN_LINKS,
+        dry_run: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> FoldReport:
+        """Make one snapshot of every long delta chain of the newest checkpoints, where the workers are.
+
+        Recovery then reads that one, which is verified against the chain before it counts. Nothing is deleted: what
+        the chain stood on goes when retention lets it go. A chain whose format nobody tells is left alone.
+
+        Args:
+            streams: which ones, by default all.
+            folders: who knows the format of an operator's artifacts, by operator or by a pattern as file names have
+                it. An operator whose manifest tells one of the formats `catalog.folders.READY` needs none.
+            min_links: chains of fewer artifacts are left.
+            dry_run: only say what would be folded.
+            progress: is called with how far it has come, after every checkpoint.
+        """
+        return folding.fold_chains(
+            self.engine,
+            streams=streams if streams is None else _several(streams),
+            folders=folders,
+            min_links=min_links,
+            dry_run=dry_run,
+            progress=progress,
+            clock=self._clock,
+            actor=self._actor,
+        )
+
+    def clean_up(
+        self, streams: Sequence[str] | None = None, *, grace: timedelta = ORPHAN_GRACE, dry_run: bool = False
+    ) -> list[CleanUp]:
         """Delete for good what is past its undo window, and the bytes that nothing needs any more.
 
         Args:
             streams: which ones, by default all.
             grace: what was staged less than this ago is left alone: its save may be in progress.
+            dry_run: only say what would go.
         """
-        wanted = self.streams() if streams is None else _several(streams)
-        return [prune.clean_up(self.stream(name), grace) for name in wanted]
+        if streams is None:  # also those whose first save never came to an end
+            staged = self.engine.scan(Table.ARTIFACTS, [], ["stream"]).column("stream").unique().to_pylist()
+            streams = sorted({*self.streams(), *map(keys.stream_label, staged)})
+        return [prune.clean_up(self.stream(name), grace, dry_run=dry_run) for name in _several(streams)]
 
-    def maintain(self) -> None:
+    def compact(
+        self,
+        *,
+        keep_removed: timedelta | None = None,
+        dry_run: bool = False,
+        progress: Callable[[Merging], None] | None = None,
+    ) -> CompactionReport:
         """Keep the tables small and quick: merge small files, shorten logs, delete what no readable version needs.
 
-        Once a day is enough. It runs on the native engine, also beside Spark's writers.
+        Once a day is enough. It is safe beside writers and readers of either engine, and twice at once; merged rows
+        are compared with what they were made of, and chunks with their hashes, before they count.
+
+        Args:
+            keep_removed: how long data files of `artifacts` and `events` stay on the disk that no longer count, by
+                default and at most a day. With less the disk gets swept bytes back sooner, and a read that is under
+                way may have to begin again. Undo and `as_of` do not depend on it.
+            dry_run: only say what would be done.
+            progress: is told how far it has come, every now and then.
+
+        Raises:
+            CorruptError: merged rows differ from what they were made of; nothing was deleted.
         """
-        self.engine.maintain()
+        if keep_removed is not None:
+            check_span(keep_removed, "keep_removed", LONGEST_KEEP_REMOVED)
+        return self.engine.compact(keep_removed=keep_removed, dry_run=dry_run, progress=progress)
 
     def stream(self, name: str, format: keys.Format | None = None) -> Stream:
         """Return the rows of a stream of some format, or of any, and the protocol's steps on them."""

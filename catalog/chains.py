@@ -3,23 +3,29 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from catalog.errors import ArtifactNotFoundError, BrokenChainError
-from catalog.lifecycle import Checkpoint, History
+from catalog.lifecycle import Checkpoint, Folded, History
 from catalog.manifest import CheckpointManifestV2, PartitionEntry
 
 
 def ancestors(history: History, key: str) -> list[str]:
     """Return the keys that a checkpoint's deltas stand on, nearest first; stops at one that is not there."""
-    found: list[str] = []
+    found = {key: None}
     checkpoint = history.get(key)
-    while checkpoint and checkpoint.parent and checkpoint.parent not in (key, *found):
-        found.append(checkpoint.parent)
+    while checkpoint and checkpoint.parent and checkpoint.parent not in found:
+        found[checkpoint.parent] = None
         checkpoint = history.get(checkpoint.parent)
-    return found
+    return list(found)[1:]
 
 
 def needed_by(history: History, keys: Iterable[str]) -> dict[str, str]:
     """Return every key that some of these keys stand on, with the one that needs it."""
-    return {ancestor: key for key in keys for ancestor in ancestors(history, key)}
+    found: dict[str, str] = {}
+    for key in reversed(list(keys)):
+        for ancestor in ancestors(history, key):
+            if ancestor in found:
+                break  # and so is all that it stands on
+            found[ancestor] = key
+    return found
 
 
 def links(
@@ -30,6 +36,8 @@ def links(
     partition: int,
 ) -> list[tuple[str, PartitionEntry]]:
     """Return a partition's artifacts in the order to apply them: the snapshot, then the deltas, each with its key.
+
+    What a chain up to a checkpoint was folded into stands for all of that.
 
     Args:
         line: the checkpoint, and what it stands on, nearest first.
@@ -49,6 +57,8 @@ def links(
         if checkpoint is None or not (checkpoint.live if key == line[0] else checkpoint.unpurged):
             what = f"is {checkpoint.status}" if checkpoint else "does not exist"
             raise BrokenChainError(f"{broken} its parent {key} {what}")
+        if fold := checkpoint.folded.get((operator, partition)):
+            return [(key, folded_entry(fold)), *found]
         entries = parse(checkpoint).partition(operator, partition)
         if not entries:
             if key == line[0]:
@@ -58,3 +68,10 @@ def links(
         if not entries[0].is_delta:
             return found
     raise BrokenChainError(f"{broken} it has no snapshot")
+
+
+def folded_entry(fold: Folded) -> PartitionEntry:
+    """Return a folded snapshot as a manifest would list it."""
+    return PartitionEntry(
+        partition_id=fold.partition, is_delta=False, path=fold.path, size_bytes=fold.size_bytes, sha256=fold.sha256
+    )

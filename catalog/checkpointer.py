@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -15,14 +16,12 @@ from catalog.errors import (
     ArtifactNotFoundError,
     BrokenChainError,
     ClosedIdError,
-    ConflictError,
     CorruptError,
     InvalidInputError,
 )
 from catalog.lifecycle import Change, Checkpoint, History, Status
 from catalog.manifest import CheckpointManifestV2, artifact_path, created_at, parse_stored, path_checkpoint
 from catalog.protocol import PRUNE_UNDO, Draft, Stream
-from catalog.reader import ROUNDS
 from catalog.sweep import ORPHAN_GRACE, clean_up
 from catalog.validation import never_written
 
@@ -93,6 +92,8 @@ class Checkpointer:
 
     async def load_chain(self, id: str | UUID, operator: str, partition: int) -> list[ChainLink]:
         """Return a partition's snapshot and the deltas after it, in the order to apply them, along parent_id.
+
+        Where the chain has been folded, its snapshot is what it was folded into.
 
         Raises:
             ArtifactNotFoundError: the checkpoint has nothing of that partition.
@@ -205,33 +206,28 @@ class Checkpointer:
             raise
 
     def _was_written(self, key: str, path: str) -> bool:
-        """Whether a saved checkpoint lists an artifact and had it when it was saved."""
+        """Whether a saved checkpoint lists an artifact and had it when it was saved, or folded."""
         found = self._stream.require_live(key, self._stream.find(key))
-        return path in {entry.path for _, entry in self._parse(found).entries()} - never_written(found)
+        listed = {entry.path for _, entry in self._parse(found).entries()} - never_written(found)
+        return path in listed | {fold.path for fold in found.folded.values()}
 
     def _load_chain(self, id: str | UUID, operator: str, partition: int) -> list[ChainLink]:
         key = keys.uuid7(id)
         keys.text(operator, "operator name")
         keys.u64(partition, "partition")
-        for _ in range(ROUNDS):
-            history = self._stream.history()
-            self._stream.require_live(key, history.get(key))
-            line = [key, *chains.ancestors(history, key)]
-            chain = self._stream.history(line, manifests=True)
+
+        def read(line: Sequence[str], seen: History) -> list[ChainLink]:
             try:
-                found = chains.links(line, chain, self._parse, operator, partition)
                 return [
                     ChainLink(at, entry.path, entry.is_delta, self._stream.read(at, entry.path, from_trash=at != key))
-                    for at, entry in found
+                    for at, entry in chains.links(line, seen, self._parse, operator, partition)
                 ]
             except (ClosedIdError, CorruptError) as error:
-                # A parent may have been folded away under the reader: ask again, for the whole chain.
-                heads = {one: found.head.revision for one, found in self._stream.history(line).items()}
-                if heads == {one: found.head.revision for one, found in chain.items()}:
-                    raise BrokenChainError(
-                        f"the chain of {operator!r} partition {partition} of checkpoint {key} is broken: {error}"
-                    ) from error
-        raise ConflictError(f"the chain of checkpoint {key} changed {ROUNDS} times while it was read; try again")
+                raise BrokenChainError(
+                    f"the chain of {operator!r} partition {partition} of checkpoint {key} is broken: {error}"
+                ) from error
+
+        return self._stream.along_chain(key, read)
 
     def _update_latest(self, id: str | UUID) -> None:
         key = keys.uuid7(id)

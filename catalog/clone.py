@@ -13,7 +13,7 @@ from catalog import artifacts, lifecycle
 from catalog.errors import CheckpointExistsError, CorruptError
 from catalog.lifecycle import Checkpoint
 from catalog.protocol import Stream
-from catalog.tables.port import Equals, Outcome, Table
+from catalog.tables.port import Condition, Equals, In, Outcome, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,13 @@ def copy_stream(source: Stream, target: Stream) -> CopiedStream:
 
 
 def _copy_artifacts(source: Stream, target: Stream, checkpoint: Checkpoint) -> int:
-    """Copy the artifacts of a checkpoint under the same attempt, and return their size."""
-    attempt = checkpoint.origin.attempt if checkpoint.origin else None
-    if attempt is None:
+    """Copy the artifacts of a checkpoint under the same attempts, and return their size."""
+    if not checkpoint.attempts:
         return 0
-    of_attempt = [Equals("checkpoint_key", checkpoint.key), Equals("attempt", attempt)]
-    rows = artifacts.facts(source.engine, source.stream, of_attempt)
+    of_attempts: list[Condition] = [Equals("checkpoint_key", checkpoint.key), In("attempt", checkpoint.attempts)]
+    rows = artifacts.facts(source.engine, source.stream, of_attempts)
     paths = sorted({row["path"] for row in rows})
-    if len(paths) < (checkpoint.origin.artifact_count or 0 if checkpoint.origin else 0):
+    if len(paths) < sum(row.artifact_count or 0 for row in (checkpoint.origin, *checkpoint.folds) if row):
         present = source.now(checkpoint.key)
         if present is not None and not present.unpurged:
             raise source.closed(present)

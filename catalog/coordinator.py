@@ -131,8 +131,10 @@ class CheckpointCoordinator:
         """
         for name in operators:
             keys.text(name, "operator name")
-        if not timeout_s > 0:
-            raise InvalidInputError(f"timeout_s must be above 0, not {timeout_s!r}")
+        if not isinstance(timeout_s, int | float) or not timeout_s > 0:
+            raise InvalidInputError(f"timeout_s must be a number above 0, not {timeout_s!r}")
+        if parallelism is not None:
+            keys.u64(parallelism, "parallelism", minimum=1)
         self._store = store
         self._operators = dict(operators)
         self._timeout_s = timeout_s
@@ -174,6 +176,12 @@ class CheckpointCoordinator:
             CheckpointAbortedError: an operator's synchronous part failed; the id is closed.
         """
         began = time.monotonic()
+        try:
+            snapshot_type = SnapshotType(snapshot_type)
+        except ValueError as error:
+            raise InvalidInputError(
+                f"snapshot_type must be one of {', '.join(SnapshotType)}, not {snapshot_type!r}"
+            ) from error
         statuses = dict.fromkeys(sinks, "Pending")
         id = self._take_id(checkpoint_id)
         manifest = CheckpointManifest.new(
@@ -230,6 +238,7 @@ class CheckpointCoordinator:
         manifest = self._load(checkpoint_id)
         if mode is RestoreMode.NO_CLAIM:
             self._store.pin(checkpoint_id, NO_CLAIM_PIN)
+        self._store.go_on_from(checkpoint_id)
         with self._lock:
             self._restores += 1
             self._shares = mode is RestoreMode.CLAIM
@@ -269,7 +278,7 @@ class CheckpointCoordinator:
         snapshot_type: SnapshotType,
         previous: Mapping[str, StateHandle],
     ) -> SnapshotTask:
-        savepoint = SnapshotType(snapshot_type) is SnapshotType.SAVEPOINT
+        savepoint = snapshot_type is SnapshotType.SAVEPOINT
         runner = SnapshotStrategyRunner(
             f"operator {name!r}", SavepointSnapshotStrategy(strategy) if savepoint else strategy
         )
@@ -291,7 +300,7 @@ class CheckpointCoordinator:
             handles = {name: dict(one.handles) for name, one in results.items() if one.handles}
             manifest = CheckpointManifest.from_dict({**manifest.model_dump(), "operator_handles": plain(handles)})
             self._store.save_with_handles(manifest, pending._factory)
-            savepoint = SnapshotType(snapshot_type) is SnapshotType.SAVEPOINT
+            savepoint = snapshot_type is SnapshotType.SAVEPOINT
             if savepoint:
                 self._store.pin(manifest.checkpoint_id, SAVEPOINT_PIN)
             with self._lock:
@@ -312,7 +321,7 @@ class CheckpointCoordinator:
         self, pending: PendingCheckpoint, writing: list[Future[SnapshotResult]], began: float
     ) -> dict[str, SnapshotResult]:
         left_s = max(self._timeout_s - (time.monotonic() - began), 0)
-        _, waiting = wait(writing, left_s, FIRST_EXCEPTION)
+        _, waiting = wait(writing, min(left_s, threading.TIMEOUT_MAX), FIRST_EXCEPTION)
         failed = {name: error for name, task in pending._tasks.items() if task.done() and (error := _error(task))}
         id, factory, tasks = pending.checkpoint_id, pending._factory, pending._tasks
         if failed:

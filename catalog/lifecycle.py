@@ -1,14 +1,16 @@
 """What became of a checkpoint: its revisions, folded. Pure: rows in, facts out."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
 from catalog import keys
+from catalog.errors import CorruptError
 
 
 class Change(StrEnum):
@@ -76,6 +78,19 @@ class Revision:
 
 
 @dataclass(frozen=True, slots=True)
+class Folded:
+    """The snapshot that a partition's chain up to a checkpoint was folded into."""
+
+    operator: str
+    partition: int
+    path: str
+    size_bytes: int
+    sha256: str
+    attempt: str
+    """Under which its chunk rows are."""
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """One checkpoint as its revisions tell it."""
 
@@ -95,6 +110,8 @@ class Checkpoint:
     """The revision that carried the manifest before `content`, if it was ever updated."""
     gapless: bool = True
     """Whether its revisions are 0, 1, 2, … without a hole; nothing of a purged one has to be left."""
+    folds: tuple[Revision, ...] = ()
+    """The revisions that folded chains of it, oldest first."""
 
     @property
     def id(self) -> int | str:
@@ -113,8 +130,33 @@ class Checkpoint:
 
     @property
     def parent(self) -> str | None:
-        """The checkpoint that its deltas stand on."""
-        return self.origin.parent if self.origin else None
+        """The checkpoint that its deltas stand on; None if it is complete, or all of them have been folded."""
+        newest = self.folds[-1] if self.folds else self.origin
+        return newest.parent if newest else None
+
+    @property
+    def folded(self) -> dict[tuple[str, int], Folded]:
+        """What its chains were folded into, by operator and partition.
+
+        Raises:
+            CorruptError: a revision that should tell does not.
+        """
+        return {(one.operator, one.partition): one for row in self.folds for one in _folded(row)}
+
+    @property
+    def attempts(self) -> tuple[str, ...]:
+        """The attempts whose chunk rows belong to it: that of the save, and those of folds."""
+        return tuple(row.attempt for row in (self.origin, *self.folds) if row and row.attempt)
+
+    def attempt_of(self, path: str) -> str | None:
+        """Return the attempt that one of its artifacts is under."""
+        of_fold = (one.attempt for one in self.folded.values() if one.path == path)
+        return next(of_fold, self.origin.attempt if self.origin else None)
+
+    @property
+    def bytes(self) -> int:
+        """Size of its artifacts, and of what they were folded into."""
+        return int(sum(row.artifact_bytes or 0 for row in (self.origin, *self.folds) if row))
 
     @property
     def undo_until(self) -> datetime | None:
@@ -166,6 +208,24 @@ def fold(revisions: Iterable[Revision]) -> dict[str, Checkpoint]:
     return {key: _fold_one(key, sorted(by_key[key], key=lambda row: row.revision)) for key in sorted(by_key)}
 
 
+def with_folds(history: History, revisions: Iterable[Revision]) -> dict[str, Checkpoint]:
+    """Return checkpoints with the folds that these revisions tell of, instead of those they had."""
+    folds = defaultdict(list)
+    for row in sorted(revisions, key=lambda row: row.revision):
+        folds[row.checkpoint_key].append(row)
+    return {key: replace(one, folds=tuple(folds[key])) if key in folds else one for key, one in history.items()}
+
+
+def _folded(row: Revision) -> list[Folded]:
+    try:
+        told = json.loads(row.details or "")["folds"]
+        names = [field.name for field in fields(Folded) if field.name != "attempt"]
+        return [Folded(attempt=row.attempt or "", **{name: one[name] for name in names}) for one in told]
+    except (ValueError, KeyError, TypeError) as error:
+        where = f"checkpoint {keys.checkpoint_id(row.checkpoint_key)}, revision {row.revision}"
+        raise CorruptError(f"{where}: what was folded is unreadable: {error!r}", key=row.checkpoint_key) from error
+
+
 def live_keys(history: History) -> list[str]:
     """Return the keys of live checkpoints, oldest first."""
     return [key for key, checkpoint in history.items() if checkpoint.live]
@@ -180,7 +240,7 @@ def latest(history: History) -> Checkpoint | None:
 def _fold_one(key: str, rows: list[Revision]) -> Checkpoint:
     origin = content = previous = pin = trash = None
     committed = purged = False
-    abandoned = set()
+    abandoned, folds = set[str](), list[Revision]()
     for row in rows:
         match row.change:
             case Change.SAVED | Change.PREPARED if row.revision == 0:
@@ -194,6 +254,8 @@ def _fold_one(key: str, rows: list[Revision]) -> Checkpoint:
                 pin = row
             case Change.UNPINNED:
                 pin = None
+            case Change.FOLDED:
+                folds.append(row)
             case Change.TRASHED:
                 trash = row
             case Change.RESTORED:
@@ -211,4 +273,6 @@ def _fold_one(key: str, rows: list[Revision]) -> Checkpoint:
     else:
         status = Status.COMMITTED if committed else Status.PREPARED
     gapless = purged or [row.revision for row in rows] == list(range(len(rows)))
-    return Checkpoint(key, rows[-1], origin, content, status, pin, frozenset(abandoned), trash, previous, gapless)
+    return Checkpoint(
+        key, rows[-1], origin, content, status, pin, frozenset(abandoned), trash, previous, gapless, tuple(folds)
+    )

@@ -272,6 +272,11 @@ def artifact_path(checkpoint_id: str, operator: str, partition: int, *, delta: b
     return f"{checkpoint_id}/operators/{name}/partition-{partition}.{'delta' if delta else 'snap'}"
 
 
+def folded_path(checkpoint_id: str, operator: str, partition: int) -> str:
+    """Return the path of the snapshot that an operator partition's chain is folded into."""
+    return artifact_path(checkpoint_id, operator, partition, delta=False).removesuffix("snap") + "fold"
+
+
 def path_checkpoint(path: str) -> str:
     """Return the checkpoint id at the beginning of an artifact's path."""
     if not isinstance(path, str):

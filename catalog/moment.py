@@ -93,6 +93,7 @@ class MomentEngine:
         self.moment = moment
         self.batch_chunks = current.batch_chunks
         self.place = current.place
+        self.workers_write = False
 
     def scan(
         self, table: Table, where: Iterable[Condition], columns: Sequence[str], *, version: int | None = None
@@ -113,6 +114,10 @@ class MomentEngine:
         """See Engine.worker."""
         return self
 
+    def lookup(self) -> Engine:
+        """See Engine.lookup."""
+        return self
+
     def spread(self, tasks: Sequence[bytes], work: Callable[[Engine, bytes], bytes]) -> Iterator[bytes]:
         """See Engine.spread; here, because workers would see the present."""
         return (work(self, task) for task in tasks)
@@ -123,7 +128,7 @@ class MomentEngine:
             "checkpoint, or copy the moment into a new catalog"
         )
 
-    append = append_made = insert_unless = delete = settle = maintain = _refuse
+    append = append_made = insert_unless = delete = settle = compact = _refuse
 
     def close(self) -> None:
         """See Engine.close."""

@@ -35,6 +35,7 @@ class CheckpointStateOutputStream(io.RawIOBase):
         """Make a stream; a factory does."""
         super().__init__()
         self._written = 0
+        self._failure: str | None = None
         self._ended = False
         self._handle: StateHandle | None = None
         self._ending = threading.Lock()
@@ -77,8 +78,13 @@ class CheckpointStateOutputStream(io.RawIOBase):
     def _take(self, data: "ReadableBuffer", *, frozen: bool) -> int:
         if self._ended:
             raise StreamClosedError("this stream is closed")
-        piece = memoryview(data).cast("B")
-        self._add(piece, frozen=frozen)
+        view = memoryview(data)
+        piece = view.cast("B") if view.nbytes else memoryview(b"")
+        try:
+            self._add(piece, frozen=frozen)
+        except BaseException as error:
+            self._failure = str(error) or type(error).__name__
+            raise
         self._written += len(piece)
         return len(piece)
 
@@ -87,13 +93,15 @@ class CheckpointStateOutputStream(io.RawIOBase):
 
         Raises:
             StreamClosedError: it was closed before, or this was asked before.
-            CheckpointStreamError: the bytes could not be stored, and nothing of them is left.
+            CheckpointStreamError: the bytes could not be stored, now or by an earlier write, and nothing of them is
+                left.
         """
         with self._ending:
             if self._ended:
                 raise StreamClosedError("this stream is closed: its handle can be asked for once")
             self._ended = True
         try:
+            self._check_whole()
             self._handle = self._finish() if self._written else None
         except BaseException:
             self._discard_quietly()
@@ -101,6 +109,10 @@ class CheckpointStateOutputStream(io.RawIOBase):
         finally:
             super().close()
         return self._handle
+
+    def _check_whole(self) -> None:
+        if self._failure is not None:
+            raise CheckpointStreamError(f"a write to this stream failed, its state is not whole: {self._failure}")
 
     def take_handle(self) -> StateHandle | None:
         """Return the handle if it is out, once: for whoever discards what was written."""

@@ -8,7 +8,7 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,7 +21,7 @@ from catalog.errors import (
     ConflictError,
     InvalidInputError,
 )
-from catalog.lifecycle import Change, Checkpoint, History, Revision, Status
+from catalog.lifecycle import Change, Checkpoint, Folded, History, Revision, Status
 from catalog.manifest import content_sha256, sha256_text
 from catalog.reader import ROUNDS, StreamReader
 from catalog.retention import Plan, Planner
@@ -72,6 +72,8 @@ class Stream(StreamReader):
 
     _saved: Base | None = None
     """What was last saved here."""
+    _restored: str | None = None
+    """The checkpoint that was gone back to since, "" if it was none."""
 
     # -- staging ---------------------------------------------------------------------------------------------------
 
@@ -79,15 +81,28 @@ class Stream(StreamReader):
         """Return a checkpoint whose chunks need not be written again, None if there is none.
 
         Args:
-            key: this live one; else what was last saved here, which is known without a look, else the latest.
+            key: this live one; else what was last saved here, which is known without a look, else what was gone back
+                to, else the latest.
         """
         if key is None and self._saved is not None:
             return self._saved
-        found = self.require_live(key, self.find(key, manifest=False)) if key else self.latest()
-        if found is None or found.origin is None or found.origin.attempt is None:
+        if key is not None:
+            found: Checkpoint | None = self.require_live(key, self.find(key, manifest=False))
+        elif self._restored is not None:
+            found = self.find(self._restored, manifest=False)
+        else:
+            found = self.latest()
+        if found is None or not found.live or found.origin is None or found.origin.attempt is None:
             return None
         named = Equals("checkpoint_key", found.key), Equals("attempt", found.origin.attempt)
         return Base(found.key, artifacts.facts(self.engine, self.stream, named))
+
+    def go_on_from(self, key: str | None) -> None:
+        """Share with this checkpoint, or with none, until something is saved here.
+
+        Newer ones may be damaged: who processes the same again makes the same chunks, and would borrow damaged ones.
+        """
+        self._saved, self._restored = None, key or ""
 
     def check_open(self, key: str) -> None:
         """Refuse to stage for an id that already has a row, or for a stream that holds another format."""
@@ -189,6 +204,7 @@ class Stream(StreamReader):
             outcome, *_rest = self.insert([row, *others], guards + counted)
             if outcome is Outcome.INSERTED:
                 self._saved = Base(draft.key, [row for one in draft.artifacts.values() for row in one.rows])
+                self._restored = None
                 return
             found = self.find(draft.key)
             if found is not None:
@@ -351,6 +367,34 @@ class Stream(StreamReader):
         """Take a pin back."""
         self.change(key, lambda one: {"change": Change.UNPINNED} if one.pin else None)
 
+    def add_fold(self, history: History, key: str, attempt: str, folds: Sequence[Folded], parent: str | None) -> bool:
+        """Make folded snapshots, staged and verified, part of a checkpoint, unless it has changed since it was read.
+
+        Whoever is told that it has must start again with a new attempt: this one may have been abandoned.
+
+        Args:
+            history: the checkpoint and those that its chains run along, as they were read.
+            key: the checkpoint.
+            attempt: under which the snapshots are staged.
+            folds: what they are.
+            parent: what its deltas stand on from now on, None if all are covered.
+        """
+        facts = [{name: value for name, value in asdict(one).items() if name != "attempt"} for one in folds]
+        row = self._next(
+            history[key],
+            change=Change.FOLDED,
+            reason=f"{len(folds)} {'chain' if len(folds) == 1 else 'chains'} became one snapshot each",
+            attempt=attempt,
+            parent=parent,
+            artifact_count=len(folds),
+            artifact_bytes=sum(one.size_bytes for one in folds),
+            shared_bytes=0,
+            details=json.dumps({"folds": facts}),
+        )
+        newest = max(one.head.at for one in history.values())
+        row = replace(row, at=max(row.at, newest + timedelta(microseconds=1)))
+        return self.insert([row])[0] is Outcome.INSERTED
+
     # -- going -----------------------------------------------------------------------------------------------------
 
     def trash(self, planner: Planner, undo_for: timedelta = PRUNE_UNDO) -> Plan:
@@ -445,7 +489,7 @@ class Stream(StreamReader):
         return [Unless(key=one.key, revision_above=one.head.revision)] if one else []
 
 
-def check_span(span: object, what: str) -> None:
-    """Refuse what is no length of time, or one that no calendar can add."""
-    if not isinstance(span, timedelta) or not timedelta(0) <= span <= LONGEST_SPAN:
-        raise InvalidInputError(f"{what} must be a timedelta from 0 to {LONGEST_SPAN.days} days, not {span!r}")
+def check_span(span: object, what: str, longest: timedelta = LONGEST_SPAN) -> None:
+    """Refuse what is no length of time, or one that is too long; by default one that no calendar can add."""
+    if not isinstance(span, timedelta) or not timedelta(0) <= span <= longest:
+        raise InvalidInputError(f"{what} must be a timedelta from 0 to {longest.days} days, not {span!r}")

@@ -13,7 +13,7 @@ from typing import Any
 from catalog import artifacts, keys, retention
 from catalog.lifecycle import History, live_keys
 from catalog.policies import Best, LastValidated, Retention
-from catalog.protocol import Stream
+from catalog.protocol import Stream, check_span
 from catalog.retention import Plan, Planner
 from catalog.sweep import ORPHAN_GRACE, SweepReport, sweep
 from catalog.tables.port import Equals, Table
@@ -68,7 +68,7 @@ class RetentionReport:
 
 @dataclass(frozen=True, slots=True)
 class CleanUp:
-    """What was deleted for good of a stream."""
+    """What was, or would be, deleted for good of a stream."""
 
     stream: str
     purged: tuple[int | str, ...]
@@ -94,7 +94,7 @@ def apply(stream: Stream, policy: Retention, *, dry_run: bool) -> tuple[list[Pla
             history[key].id,
             key not in gone,
             gone.get(key) or before.keep.get(key) or "it changed meanwhile",
-            int((one.artifact_bytes if (one := history[key].origin) else 0) or 0),
+            history[key].bytes,
             freed.get(key, 0),
         )
         for key in live_keys(history)
@@ -135,7 +135,7 @@ def freed_bytes(history: History, rows: Iterable[Mapping[str, Any]], gone: Itera
     Bytes that several of them share count for the newest one.
     """
     doomed = set(gone)
-    attempts = {(key, one.origin.attempt): key for key, one in history.items() if one.unpurged and one.origin}
+    attempts = {(key, attempt): key for key, one in history.items() if one.unpurged for attempt in one.attempts}
     users: dict[artifacts.Holder, tuple[int, set[str]]] = {}
     for row in rows:
         user = attempts.get((row["checkpoint_key"], row["attempt"]))
@@ -148,10 +148,12 @@ def freed_bytes(history: History, rows: Iterable[Mapping[str, Any]], gone: Itera
     return freed
 
 
-def clean_up(stream: Stream, grace: timedelta = ORPHAN_GRACE) -> CleanUp:
+def clean_up(stream: Stream, grace: timedelta = ORPHAN_GRACE, *, dry_run: bool = False) -> CleanUp:
     """Purge what is past its undo window, and sweep the bytes that nothing needs any more."""
-    purged = tuple(keys.checkpoint_id(key) for key in stream.purge())
-    return CleanUp(stream.label, purged, sweep(stream, grace))
+    check_span(grace, "grace")
+    gone = list(retention.expired(stream.history(), stream.clock())) if dry_run else stream.purge()
+    swept = sweep(stream, grace, assume_purged=frozenset(gone) if dry_run else None)
+    return CleanUp(stream.label, tuple(map(keys.checkpoint_id, gone)), swept)
 
 
 def choose(policies: Sequence[Retention], stream: str) -> Retention | None:

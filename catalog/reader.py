@@ -1,27 +1,29 @@
 """What a stream holds, read in the protocol's order: `checkpoints` first, then the bytes, and twice before a fault."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
-from catalog import artifacts, keys, lifecycle
+from catalog import artifacts, chains, keys, lifecycle
 from catalog.artifacts import ChunkFault, NoSuchArtifact
 from catalog.errors import (
     AbandonedError,
     ArtifactNotFoundError,
+    BrokenChainError,
     CheckpointNotFoundError,
+    ClosedIdError,
     ConflictError,
     CorruptError,
     InvalidInputError,
     PurgedError,
     TrashedError,
 )
-from catalog.lifecycle import Checkpoint, Revision, Status
+from catalog.lifecycle import Change, Checkpoint, History, Revision, Status
 from catalog.moment import MomentEngine
 from catalog.tables.port import Condition, Engine, Equals, In, Table
 from catalog.tables.schema import CHECKPOINT_FACTS
@@ -64,24 +66,32 @@ class StreamReader:
         self.actor = actor
         self._has_format = False
         self._attempts: dict[str, str] = {}
+        """By key, and by path for what was folded."""
 
     def history(self, only: Sequence[str] | None = None, *, manifests: bool = False) -> dict[str, Checkpoint]:
         """Return the stream's checkpoints, or those of some keys, by key, oldest first."""
         columns = (*CHECKPOINT_FACTS, "manifest") if manifests else CHECKPOINT_FACTS
-        history = lifecycle.fold(self._revisions(only, columns))
+        return self._history(self.engine, only, columns)
+
+    def _history(self, engine: Engine, only: Sequence[str] | None, columns: Sequence[str]) -> dict[str, Checkpoint]:
+        history = lifecycle.fold(self._revisions(engine, only, columns))
+        if isinstance(engine, MomentEngine) and any(one.parent for one in history.values()):
+            # Bytes are read as they are now, and what a chain stood on then may have been folded away since.
+            rows = _scan(engine.current, self.stream, only, CHECKPOINT_FACTS, Equals("change", Change.FOLDED))
+            history = lifecycle.with_folds(history, rows)
         self._attempts = {key: one.origin.attempt for key, one in history.items() if one.origin and one.origin.attempt}
+        with suppress(CorruptError):  # is told to whoever reads that checkpoint
+            self._attempts |= {fold.path: fold.attempt for one in history.values() for fold in one.folded.values()}
         return history
 
     def revisions(self, only: Sequence[str] | None = None) -> list[Revision]:
         """Return all rows of the stream, or of some keys, with manifests."""
-        return self._revisions(only, (*CHECKPOINT_FACTS, "manifest"))
+        return self._revisions(self.engine, only, (*CHECKPOINT_FACTS, "manifest"))
 
-    def _revisions(self, only: Sequence[str] | None, columns: Sequence[str]) -> list[Revision]:
-        where: list[Condition] = [Equals("stream", self.stream)]
-        where += [In("checkpoint_key", tuple(only))] if only is not None else []
-        rows = self.engine.scan(Table.CHECKPOINTS, where, columns).to_pylist()
-        self._refuse_other_format({row["format"] for row in rows})
-        return [Revision(**row) for row in rows]
+    def _revisions(self, engine: Engine, only: Sequence[str] | None, columns: Sequence[str]) -> list[Revision]:
+        rows = _scan(engine, self.stream, only, columns)
+        self._refuse_other_format({row.format for row in rows})
+        return rows
 
     def find(self, key: str, *, manifest: bool = True) -> Checkpoint | None:
         """Return one checkpoint, whatever became of it."""
@@ -123,6 +133,28 @@ class StreamReader:
         if not checkpoint.live:
             raise self.closed(checkpoint)
         return checkpoint
+
+    def along_chain(self, key: str, read: Callable[[Sequence[str], History], T]) -> T:
+        """Read something of a live checkpoint and of those it stands on, again as often as any of them moved meanwhile.
+
+        Args:
+            key: the checkpoint.
+            read: is given the keys, nearest first, and those checkpoints with their manifests.
+
+        Raises:
+            ConflictError: they moved every time.
+        """
+        for _ in range(ROUNDS):
+            found = self.require_live(key, self.find(key))
+            line = [key, *(chains.ancestors(self.history(), key) if found.parent else ())]
+            seen = self.history(line, manifests=True) if found.parent else {key: found}
+            try:
+                return read(line, seen)
+            except (ClosedIdError, CorruptError, BrokenChainError, _MovedError):
+                # What it stood on may have been folded away under the reader: ask again, for the whole chain.
+                if heads(self.history(line)) == heads(seen):
+                    raise
+        raise ConflictError(f"the chain of checkpoint {key} changed {ROUNDS} times while it was read; try again")
 
     def read(self, key: str, path: str, *, own_attempt: str | None = None, from_trash: bool = False) -> bytes:
         """Return an artifact's bytes, verified; see `stream_chunks`."""
@@ -179,7 +211,7 @@ class StreamReader:
             raise self.closed(now)
         if seen is not None and not (from_trash and seen.unpurged):
             self.require_live(key, seen)
-        attempt = seen.origin.attempt if seen and seen.origin else self._staged_attempt(key, path, own_attempt)
+        attempt = seen.attempt_of(path) if seen and seen.origin else self._staged_attempt(key, path, own_attempt)
         try:
             if attempt is None:
                 raise NoSuchArtifact(f"artifact {path!r} is missing", path=path)
@@ -194,8 +226,9 @@ class StreamReader:
         Where the attempt is not known yet, the bytes of the only one there is are most often the right ones.
         """
         with ThreadPoolExecutor(max_workers=1) as pool:
-            ahead = start(pool, self._load_ahead, key, path, self._attempts.get(key))
-            return self.find(key, manifest=False), ahead.result()
+            ahead = start(pool, self._load_ahead, key, path, self._attempts.get(path, self._attempts.get(key)))
+            found = self._history(self.engine.lookup(), [key], CHECKPOINT_FACTS).get(key)
+            return found, ahead.result()
 
     def _load_ahead(self, key: str, path: str, known: str | None) -> dict[str, artifacts.Rows]:
         try:
@@ -260,6 +293,19 @@ class StreamReader:
                 stream=self.label,
             )
         self._has_format |= self.format in there
+
+
+def heads(history: History) -> Mapping[str, tuple[int, int]]:
+    """Return what tells by key whether a checkpoint moved: its newest revision, and what was folded since a moment."""
+    return {key: (one.head.revision, len(one.folds)) for key, one in history.items()}
+
+
+def _scan(
+    engine: Engine, stream: str, only: Sequence[str] | None, columns: Sequence[str], *where: Condition
+) -> list[Revision]:
+    of_keys = [In("checkpoint_key", tuple(only))] if only is not None else []
+    rows = engine.scan(Table.CHECKPOINTS, [Equals("stream", stream), *of_keys, *where], columns).to_pylist()
+    return [Revision(**row) for row in rows]
 
 
 class _MovedError(ConflictError):

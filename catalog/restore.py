@@ -1,5 +1,6 @@
 """Getting back to a good state: find the checkpoint, and hand its state out verified, or write it into a folder."""
 
+import hashlib
 import json
 import os
 import re
@@ -12,8 +13,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
-from catalog import chains, recovery
-from catalog.errors import CatalogError, InvalidInputError
+from catalog import chains, keys, recovery
+from catalog.errors import CatalogError, ConflictError, InvalidInputError
 from catalog.lifecycle import Checkpoint, History
 from catalog.manifest import CheckpointManifest, CheckpointManifestV2, Manifest, Positions, parse_any, parse_stored
 from catalog.protocol import Stream
@@ -68,11 +69,14 @@ def recover(
     """
     verifier = Verifier(stream, vnode_count=vnode_count)
     went: list[str] = []
+    faulty: set[int | str] = set()
 
     def validate(checkpoint: Checkpoint) -> ValidationResult:
         result = verifier.check(checkpoint.key, Depth.HASHES, along_chain=True)
         if result is None:
             went.append(checkpoint.key)
+        elif not result.valid:
+            faulty.add(checkpoint.id)
         gone = failure("manifest_missing", "it was deleted meanwhile")
         return result or ValidationResult(checkpoint.id, (gone,))
 
@@ -89,6 +93,14 @@ def recover(
         before, known = known, stream.history()
         if all(known.get(key) == before[key] for key in went):
             break  # a moment does not change
+    else:
+        if report.chosen_id is None:
+            raise ConflictError(
+                f"the checkpoints of stream {stream.label!r} went {ROUNDS} times while they were examined; try again"
+            )
+    if faulty:
+        good = report.chosen_id is not None and report.chosen_id not in faulty
+        stream.go_on_from(keys.any_key(report.chosen_id) if good else None)
     # A catalog's clock may stand still, as that of a moment does.
     return replace(report, elapsed=timedelta(seconds=time.monotonic() - began))
 
@@ -106,9 +118,14 @@ class StatePart:
     is_delta: bool
 
 
-def parts(stream: Stream, key: str) -> tuple[Manifest, str, list[StatePart]]:
-    """Return a live checkpoint's manifest, its text, and the artifacts to restore from, in the order to apply them."""
-    checkpoint = stream.require_live(key, stream.find(key))
+def parts(stream: Stream, key: str) -> list[StatePart]:
+    """Return the artifacts to restore a live checkpoint from, in the order to apply them."""
+    return stream.along_chain(key, lambda line, seen: _parts(stream, line, seen)[2])
+
+
+def _parts(stream: Stream, line: Sequence[str], history: History) -> tuple[Manifest, str, list[StatePart]]:
+    """Return a checkpoint's manifest, its text, and the artifacts to restore it from, in the order to apply them."""
+    key, checkpoint = line[0], history[line[0]]
     manifest = parse_any(checkpoint, stream.label)
     text = (checkpoint.content and checkpoint.content.manifest) or ""
     if not isinstance(manifest, CheckpointManifestV2):
@@ -116,10 +133,6 @@ def parts(stream: Stream, key: str) -> tuple[Manifest, str, list[StatePart]]:
         of_operator = {path: operator for path, (operator, _, _) in named.items()}
         paths = sorted(needed_paths(checkpoint, manifest), key=lambda path: (of_operator.get(path, ""), path))
         return manifest, text, [StatePart(path, key, of_operator.get(path), None, False) for path in paths]
-    line = [key]
-    if manifest.stands_on_parent:
-        line += chains.ancestors(stream.history(), key)
-    history = stream.history(line, manifests=True)
     found = []
     for operator, partition in sorted({(name, entry.partition_id) for name, entry in manifest.entries()}):
         for at, entry in chains.links(
@@ -146,7 +159,10 @@ def new_folder(folder: str | os.PathLike[str]) -> Path:
 def materialize(stream: Stream, key: str, folder: str | os.PathLike[str]) -> Path:
     """Write a checkpoint's state into a new folder, verified, all of it or nothing; see CheckpointCatalog."""
     target = new_folder(folder)
-    manifest, text, found = parts(stream, key)
+    return stream.along_chain(key, lambda line, seen: _materialize(stream, *_parts(stream, line, seen), target))
+
+
+def _materialize(stream: Stream, manifest: Manifest, text: str, found: Sequence[StatePart], target: Path) -> Path:
     beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         beside.mkdir(parents=True)
@@ -155,15 +171,18 @@ def materialize(stream: Stream, key: str, folder: str | os.PathLike[str]) -> Pat
         for number, part in enumerate(found):
             file = beside / "artifacts" / _file_name(number, part)
             file.parent.mkdir(parents=True, exist_ok=True)
+            sha256 = hashlib.sha256()
             with file.open("wb") as out:
                 for chunk in open_part(stream, part):
                     out.write(chunk)
+                    sha256.update(chunk)
                 out.flush()
                 os.fsync(out.fileno())
             files.append(
                 {
                     "file": str(file.relative_to(beside)),
                     "bytes": file.stat().st_size,
+                    "sha256": sha256.hexdigest(),
                     "path": part.path,
                     "checkpoint_key": part.key,
                     "operator": part.operator,

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import BinaryIO, Generic, TypeVar
 
 from catalog import keys
-from catalog.errors import CatalogError, InvalidInputError, SnapshotCancelledError
+from catalog.errors import InvalidInputError, SnapshotCancelledError
 from catalog.handles import CheckpointedStateScope, StateHandle
 from catalog.output_stream import CheckpointStateOutputStream
 from catalog.stream_factory import CheckpointStreamFactory
@@ -170,7 +170,7 @@ class SnapshotStrategyRunner(Generic[R]):
         keys.u64(timestamp, "timestamp")
         tracked = _TrackedFactory(_given(stream_factory, "stream_factory"))
         _given(options, "options")
-        resources = self._strategy.sync_prepare_resources(checkpoint_id)
+        resources = _given(self._strategy.sync_prepare_resources(checkpoint_id), "what sync_prepare_resources returns")
         what = f"{self._description}, checkpoint {checkpoint_id}"
         try:
             supplier = self._strategy.async_snapshot(resources, checkpoint_id, timestamp, tracked, options)
@@ -282,7 +282,7 @@ class SnapshotTask:
     def _undo_quietly(self) -> None:
         try:
             self._undo()
-        except (CatalogError, OSError):
+        except Exception:
             log.exception("%s: what was written could not be removed; the sweep takes it", self._what)
 
 

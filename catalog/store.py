@@ -209,9 +209,7 @@ class CheckpointStore:
             BasePurgedError: state that it shares was purged meanwhile; nothing was saved, take the checkpoint again.
         """
         manifest, key = self._checked(manifest)
-        if key != factory.key:
-            made_for = keys.checkpoint_id(factory.key)
-            raise InvalidInputError(f"the factory was made for checkpoint {made_for}, not {manifest.checkpoint_id}")
+        self._check_made_for(factory, key)
         handles = [handle for named in manifest.operator_handles.values() for handle in named.values()]
         self._save_staged(manifest, key, factory.attempt, factory.finish(handles))
 
@@ -230,7 +228,9 @@ class CheckpointStore:
         Raises:
             CheckpointExistsError: somebody has saved it.
         """
-        self._stream.abandon(keys.integer_key(checkpoint_id), factory.attempt, reason)
+        key = keys.integer_key(checkpoint_id)
+        self._check_made_for(factory, key)
+        self._stream.abandon(key, factory.attempt, reason)
 
     def save_state_data(self, checkpoint_id: int, state: Source) -> None:
         """Stage state for an id: durable and loadable at once, part of a checkpoint when its manifest is saved."""
@@ -330,6 +330,10 @@ class CheckpointStore:
             self._stream, allow_pending=allow_pending, lenient=lenient, vnode_count=self._vnode_count
         )
 
+    def go_on_from(self, checkpoint_id: int) -> None:
+        """Share state with this checkpoint instead of the latest, until one is saved here: for who has restored it."""
+        self._stream.go_on_from(keys.integer_key(checkpoint_id))
+
     # -- letting go ------------------------------------------------------------------------------------------------
 
     def prune(self, keep_count: int, *, allow_empty: bool = False, undo_for: timedelta = PRUNE_UNDO) -> int:
@@ -386,6 +390,13 @@ class CheckpointStore:
         for name, operator in manifest.operator_states.items():
             operator.inline_state(name)
         return manifest, key
+
+    def _check_made_for(self, factory: CatalogStreamFactory, key: str) -> None:
+        if not factory.writes_to(self._stream):
+            raise InvalidInputError(f"the factory was made for another stream or catalog than {self._stream.label!r}")
+        if key != factory.key:
+            made_for = keys.checkpoint_id(factory.key)
+            raise InvalidInputError(f"the factory was made for checkpoint {made_for}, not {keys.checkpoint_id(key)}")
 
     def _save_adopting(self, manifest: CheckpointManifest, key: str, attempt: str) -> None:
         """Save with state that was staged under another attempt."""

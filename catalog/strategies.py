@@ -175,7 +175,7 @@ class DirectorySnapshotStrategy(SnapshotStrategy[LinkedFiles]):
         try:
             for number, file in enumerate(sorted(one for one in self._directory.rglob("*") if one.is_file())):
                 link = folder / str(number)
-                os.link(file, link)
+                os.link(file.resolve(), link)  # what a symbolic link leads to: a relative one leads nowhere from there
                 files[file.relative_to(self._directory).as_posix()] = link
         except BaseException:
             shutil.rmtree(folder)

@@ -112,8 +112,10 @@ class CatalogStreamFactory(CheckpointStreamFactory):
             cutting: how large state is cut into chunks.
             hash_threads: how many threads hash a stream; by default all cores but one, which is left for processing.
         """
-        if not max_amplification >= 1:
-            raise InvalidInputError(f"max_amplification must be at least 1, not {max_amplification!r}")
+        if not isinstance(max_amplification, int | float) or not max_amplification >= 1:
+            raise InvalidInputError(f"max_amplification must be a number of at least 1, not {max_amplification!r}")
+        if hash_threads is not None:
+            keys.u64(hash_threads, "hash_threads", minimum=1)
         self._threshold = check_threshold(threshold)
         self._max_amplification = max_amplification
         self._cutting = Cutting(cutting)
@@ -145,6 +147,11 @@ class CatalogStreamFactory(CheckpointStreamFactory):
     def attempt(self) -> str:
         """Under which it writes."""
         return self._work.attempt
+
+    def writes_to(self, stream: Stream) -> bool:
+        """Say whether this is the stream that it writes to."""
+        own = self._work.stream
+        return (own.engine.place, own.stream) == (stream.engine.place, stream.stream)
 
     def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> CheckpointStateOutputStream:
         """See CheckpointStreamFactory."""
@@ -190,7 +197,13 @@ class CatalogStreamFactory(CheckpointStreamFactory):
         handle = _artifact(handle)
         if why := self._why_not(handle):
             raise UnknownHandleError(f"handle {handle.path!r} cannot be used: {why}", path=handle.path)
-        return self._work.rows_of(handle)
+        rows, via = self._work.rows_of(handle)
+        if not self._shares and any(row.get("via") for row in rows):
+            raise UnknownHandleError(
+                f"handle {handle.path!r} cannot be used: it shares state, and this must depend on nothing earlier",
+                path=handle.path,
+            )
+        return rows, via
 
     def duplicate(self, handles: Sequence[StateHandle], scope: CheckpointedStateScope) -> list[StateHandle]:
         """See CheckpointStreamFactory; the chunks are shared, so a duplicate costs no space."""
@@ -276,9 +289,11 @@ class _Work:
         self._base: Base | None = None
         self._base_asked = False
         self._written: dict[str, Stored] = {}
+        self._discarded: dict[str, Stored] = {}
+        """What was discarded, but has the bytes of duplicates."""
         self._reused: dict[str, _Found] = {}
-        self._held: dict[tuple[str, str], int] = {}
-        """Bytes that attempts hold."""
+        self._held: dict[tuple[str, str], artifacts.Held] = {}
+        """What attempts hold."""
         self._closed = self._id_is_free = False
 
     def check_open(self) -> None:
@@ -330,14 +345,21 @@ class _Work:
         with self.lock:
             if self._closed:
                 return  # part of a checkpoint, or garbage that the sweep takes
-            gone = [self._written.pop(path) for path in paths if path in self._written]
+            self._discarded |= {path: self._written.pop(path) for path in paths if path in self._written}
             rest = (row for one in self._written.values() for row in one.rows)
             duplicated = {row["chunk_sha256"] for row in rest if row.get("held_attempt") == self.attempt}
-            kept = {one.path for one in gone if any(row["chunk_sha256"] in duplicated for row in one.rows)}
-            if not (paths := [path for path in paths if path not in kept]):
+            gone = {*paths, *self._discarded}
+            gone -= {
+                path
+                for path, one in self._discarded.items()
+                if any(row["chunk_sha256"] in duplicated for row in one.rows)
+            }
+            for path in gone:
+                self._discarded.pop(path, None)
+            if not gone:
                 return
         own = Equals("checkpoint_key", self.key), Equals("attempt", self.attempt)
-        where: list[Condition] = [Equals("stream", self.stream.stream), *own, In("path", tuple(paths))]
+        where: list[Condition] = [Equals("stream", self.stream.stream), *own, In("path", tuple(sorted(gone)))]
         self.stream.engine.delete(Table.ARTIFACTS, where)
 
     def rows_of(self, handle: ArtifactHandle) -> _Found:
@@ -379,13 +401,14 @@ class _Work:
             if unknown := involved - self._held.keys():
                 attempts = tuple(sorted({attempt for _, attempt in unknown}))
                 found = artifacts.facts(self.stream.engine, self.stream.stream, [In("attempt", attempts)])
-                self._held |= artifacts.held_bytes(found, unknown)
-            held = sum(self._held[one] for one in involved)
+                for one in unknown:
+                    own = (row for row in found if (row["checkpoint_key"], row["attempt"]) == one)
+                    self._held[one] = artifacts.held(own)
+            held = {chunk: some for one in involved for chunk, some in self._held[one].items()}
         base = self.base()
         # One that the previous checkpoint does not use is all that is used of what holds it.
         using = base if base and rows[0]["path"] in base.by_path else Base("", rows)
-        used = sum(using.used_bytes.get(one, 0) for one in involved)
-        return held / used if used else 1.0
+        return artifacts.amplification(held, using.uses)
 
     def link(
         self, made: Iterable[tuple[str, Sequence[Mapping[str, Any]], str | None]], **columns: Any
@@ -395,7 +418,8 @@ class _Work:
         rows = [
             row
             for path, some, via in made
-            for row in artifacts.links(some, self.attempt, path=path, via=via, **columns)
+            # Of this attempt itself, what it borrows it goes on borrowing through the same checkpoint.
+            for row in artifacts.links(some, self.attempt, path=path, **({"via": via} if via else {}), **columns)
         ]
         if rows:
             self.stream.engine.append(Table.ARTIFACTS, [arrow(Table.ARTIFACTS, rows)])

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +22,7 @@ Attempts = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What a sweep removed."""
+    """What a sweep removed, or would."""
 
     orphans: int
     """Attempts that no checkpoint ever named."""
@@ -38,7 +38,7 @@ def clean_up(stream: Stream, grace: timedelta = ORPHAN_GRACE) -> int:
     return sweep(stream, grace).orphans
 
 
-def sweep(stream: Stream, grace: timedelta = ORPHAN_GRACE) -> SweepReport:
+def sweep(stream: Stream, grace: timedelta = ORPHAN_GRACE, *, assume_purged: Set[str] | None = None) -> SweepReport:
     """Delete the bytes that nothing needs any more and nothing can ever need again.
 
     This is where data could be lost. What keeps it: `checkpoints` is read before `artifacts`; what any unpurged
@@ -48,9 +48,11 @@ def sweep(stream: Stream, grace: timedelta = ORPHAN_GRACE) -> SweepReport:
 
     Args:
         grace: attempts that began less than this ago are left alone.
+        assume_purged: delete nothing, and only say what would go if these keys were purged.
     """
     noted = stream.clock()
     history = stream.history()
+    history |= {key: replace(history[key], status=Status.PURGED) for key in assume_purged or () if key in history}
     rows = artifacts.facts(stream.engine, stream.stream, [])
     needed, held = _needed(stream, history, rows)
     by_attempt: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
@@ -66,11 +68,17 @@ def sweep(stream: Stream, grace: timedelta = ORPHAN_GRACE) -> SweepReport:
             _has(row, held) for row in by_attempt[key, attempt]
         ):
             orphans[key].append(attempt)
-    dead |= _abandon(stream, history, orphans)
-    stream.engine.settle(Table.CHECKPOINTS)
+    if assume_purged is None:
+        dead |= _abandon(stream, history, orphans)
+        stream.engine.settle(Table.CHECKPOINTS)
+    else:
+        dead |= {(key, attempt) for key, attempts in orphans.items() for attempt in attempts}
     swept = {one: by_attempt[one] for one in dead if not all(_has(row, held) for row in by_attempt[one])}
-    chunks = _delete(stream, swept, held)
-    _delete_purged_rows(stream, history)
+    if assume_purged is None:
+        chunks = _delete(stream, swept, held)
+        _delete_purged_rows(stream, history)
+    else:
+        chunks = sum(not _has(row, held) for rows in swept.values() for row in rows)
     purged = sum(1 for key, _ in swept if key in history and history[key].status is Status.PURGED)
     return SweepReport(len(swept) - purged, purged, chunks)
 
@@ -78,19 +86,22 @@ def sweep(stream: Stream, grace: timedelta = ORPHAN_GRACE) -> SweepReport:
 def _needed(
     stream: Stream, history: History, rows: Iterable[Mapping[str, Any]]
 ) -> tuple[set[tuple[str, str]], set[tuple[str, str, str]]]:
-    """Return the attempts of unpurged checkpoints and their parents, and the chunks elsewhere that have their bytes."""
+    """Return the attempts of unpurged checkpoints and their parents, and the chunks elsewhere that have their bytes.
+
+    What was folded has no parents any more for the chains that the fold covers, and its fold's attempt instead.
+    """
     unpurged = {key for key, one in history.items() if one.unpurged}
     unpurged |= chains.needed_by(history, unpurged).keys()
     needed = set()
     for key in unpurged:
-        origin = history[key].origin if key in history else None
-        if origin is None or origin.attempt is None:
+        one = history.get(key)
+        if one is None or one.origin is None or len(one.attempts) != 1 + len(one.folds):
             raise CorruptError(
                 f"stream {stream.label!r}: checkpoint {keys.checkpoint_id(key)} is unreadable, so nothing is deleted",
                 stream=stream.label,
                 key=key,
             )
-        needed.add((key, origin.attempt))
+        needed |= {(key, attempt) for attempt in one.attempts}
     held = {
         (row["held_key"], row["held_attempt"], row["chunk_sha256"])
         for row in rows

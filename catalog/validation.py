@@ -170,7 +170,7 @@ def metadata_issues(
     Args:
         checkpoint: with its manifests.
         manifest: its manifest.
-        kept: the artifacts of its attempt, by path.
+        kept: the artifacts of its attempts, by path.
         holders: key, attempt and hash of the rows that hold borrowed chunks and are there.
         vnode_count: what is expected, if anything is.
     """
@@ -188,7 +188,8 @@ def metadata_issues(
 def _artifact_issues(
     checkpoint: Checkpoint, manifest: Manifest, kept: Mapping[str, Kept], holders: Set[tuple[str, str, str]]
 ) -> Iterable[Issue]:
-    needed = needed_paths(checkpoint, manifest)
+    own = needed_paths(checkpoint, manifest)
+    needed = own | {fold.path for fold in checkpoint.folded.values()}
     missing = sorted(needed - kept.keys())
     partial = sorted(path for path in needed & kept.keys() if not kept[path].complete)
     if missing:
@@ -200,13 +201,14 @@ def _artifact_issues(
             yield failure("holder_missing", f"bytes that checkpoint {lost[0][0]} holds for {path} are gone")
     if isinstance(manifest, CheckpointManifest):
         yield from _checksum_issues(checkpoint, manifest, kept)
-    for operator, path, size, sha256 in _listed(manifest):
+    folds = [(fold.operator, fold.path, fold.size_bytes, fold.sha256) for fold in checkpoint.folded.values()]
+    for operator, path, size, sha256 in [*_listed(manifest), *folds]:
         found = kept.get(path)
         if found and found.complete and (size, sha256 or found.sha256) != (found.size, found.sha256):
             yield failure("artifact_mismatch", f"operator {operator!r}: {path} is not what the manifest lists")
     origin = checkpoint.origin
     if not missing and not partial and origin and origin.manifest is not None:
-        hashes = {path: one.sha256 or "" for path, one in kept.items() if path in needed}
+        hashes = {path: one.sha256 or "" for path, one in kept.items() if path in own}
         if content_sha256(origin.manifest, hashes) != origin.content_sha256:
             yield failure("content_mismatch", "the manifest and its artifacts' hashes are not those that were saved")
 

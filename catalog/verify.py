@@ -10,6 +10,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -27,11 +28,18 @@ from catalog.errors import (
     InvalidInputError,
 )
 from catalog.lifecycle import Checkpoint, History
-from catalog.manifest import CheckpointManifest, CheckpointManifestV2, Manifest, parse_any, parse_stored
-from catalog.reader import ROUNDS, StreamReader
+from catalog.manifest import (
+    CheckpointManifest,
+    CheckpointManifestV2,
+    Manifest,
+    PartitionEntry,
+    parse_any,
+    parse_stored,
+)
+from catalog.reader import ROUNDS, StreamReader, heads
 from catalog.tables.port import Engine, In, Table
 from catalog.tables.schema import arrow
-from catalog.validation import Issue, ValidationResult, failure, metadata_issues, needed_paths
+from catalog.validation import Issue, ValidationResult, failure, metadata_issues, needed_paths, never_written
 
 KEYS_PER_TASK = 50
 BYTES_PER_TASK = 256 << 20
@@ -70,18 +78,20 @@ class Verifier:
         Args:
             key: the checkpoint.
             depth: how thoroughly.
-            along_chain: hash what its deltas stand on too.
+            along_chain: hash what it is restored from: what its deltas stand on too, or only what that was folded into.
         """
         for _ in range(ROUNDS):
             (line,) = self._lines([key])
             loaded = self._stream.history(line, manifests=True)
+            closed = False
             try:
                 result = self._examine(line, loaded, self._facts(line), depth, along_chain=along_chain)
             except ClosedIdError:
-                return None
+                result, closed = None, True
             except CorruptError as error:
                 result = ValidationResult(keys.checkpoint_id(key), (failure("state_unreadable", str(error)),))
-            if result is None or result.valid or _heads(self._stream.history(line)) == _heads(loaded):
+            faulty = closed or (result is not None and not result.valid)
+            if not faulty or heads(self._stream.history(line)) == heads(loaded):
                 return result
         return result
 
@@ -128,43 +138,51 @@ class Verifier:
             manifest = parse_any(checkpoint, self._stream.label)
         except CatalogError as error:
             return ValidationResult(checkpoint.id, (failure("manifest_unreadable", str(error)),))
-        own = kept.get(_attempt(checkpoint), {})
+        own = _own(kept, checkpoint)
         holders = {(key, attempt, sha) for (key, attempt), one in kept.items() for sha in _hashes(one)}
         issues = metadata_issues(checkpoint, manifest, own, holders=holders, vnode_count=self._vnode_count)
         issues += self._chain_issues(line, loaded, kept, manifest)
         if depth is Depth.HASHES:
-            issues += self._hash_issues(checkpoint, manifest, own)
-            for key in line[1:] if along_chain else ():
-                parent = loaded[key]
-                issues += self._hash_issues(parent, self._parse_v2(parent), kept.get(_attempt(parent), {}))
+            needed = needed_paths(checkpoint, manifest) | {fold.path for fold in checkpoint.folded.values()}
+            wanted = {(line[0], path) for path in needed}
+            if along_chain and isinstance(manifest, CheckpointManifestV2):
+                # A broken chain is a finding already.
+                with suppress(BrokenChainError, CorruptError):
+                    links = {(key, entry.path) for key, entry in self._links(line, loaded, manifest)}
+                    wanted = links - {(line[0], path) for path in never_written(checkpoint)}
+            for key, path in sorted(wanted):
+                found = _own(kept, loaded[key]).get(path)
+                if found is not None and found.complete:
+                    issues += self._hash_one(loaded[key], path, manifest)
         return ValidationResult(checkpoint.id, tuple(issues))
+
+    def _links(
+        self, line: Sequence[str], loaded: History, manifest: CheckpointManifestV2
+    ) -> Iterator[tuple[str, PartitionEntry]]:
+        """Yield the artifacts that a checkpoint is restored from, each with its key."""
+        for operator, partition in sorted({(name, entry.partition_id) for name, entry in manifest.entries()}):
+            yield from chains.links(line, loaded, self._parse_v2, operator, partition)
 
     def _chain_issues(self, line: Sequence[str], loaded: History, kept: Attempts, manifest: Manifest) -> list[Issue]:
         if not isinstance(manifest, CheckpointManifestV2) or len(line) == 1:
             return []
-        for operator, partition in sorted({(name, entry.partition_id) for name, entry in manifest.entries()}):
-            try:
-                for key, entry in chains.links(line, loaded, self._parse_v2, operator, partition):
-                    found = kept.get(_attempt(loaded[key]), {}).get(entry.path)
-                    if key != line[0] and (found is None or not found.complete):
-                        raise BrokenChainError(f"{entry.path} is not there")
-            except CatalogError as error:
-                return [failure("chain_broken", str(error))]
+        try:
+            for key, entry in self._links(line, loaded, manifest):
+                found = _own(kept, loaded[key]).get(entry.path)
+                if key != line[0] and (found is None or not found.complete):
+                    raise BrokenChainError(f"{entry.path} is not there")
+        except CatalogError as error:
+            return [failure("chain_broken", str(error))]
         return []
 
     def _parse_v2(self, checkpoint: Checkpoint) -> CheckpointManifestV2:
         return parse_stored(CheckpointManifestV2, checkpoint, self._stream.label)
 
-    def _hash_issues(self, checkpoint: Checkpoint, manifest: Manifest, own: Mapping[str, Kept]) -> Iterable[Issue]:
+    def _hash_one(self, checkpoint: Checkpoint, path: str, manifest: Manifest) -> Iterable[Issue]:
         inline = manifest.inline_hash() if isinstance(manifest, CheckpointManifest) else None
         prefix = inline.encode() if inline else b""
         expected = manifest.state_checksum if isinstance(manifest, CheckpointManifest) and inline else None
-        for path in sorted(needed_paths(checkpoint, manifest)):
-            if path in own and own[path].complete:
-                yield from self._hash_one(checkpoint, path, prefix, expected)
-
-    def _hash_one(self, checkpoint: Checkpoint, path: str, prefix: bytes, expected: str | None) -> Iterable[Issue]:
-        key, attempt = _attempt(checkpoint)
+        key, attempt = checkpoint.key, checkpoint.attempt_of(path) or ""
         whole = hashlib.sha256(prefix)
         try:
             try:
@@ -186,12 +204,11 @@ class Verifier:
                 yield failure("checksum_mismatch", f"checksum mismatch: state is {found}, not {expected}")
 
 
-def _attempt(checkpoint: Checkpoint) -> tuple[str, str]:
-    return checkpoint.key, (checkpoint.origin.attempt or "") if checkpoint.origin else ""
-
-
-def _heads(history: History) -> dict[str, int]:
-    return {key: one.head.revision for key, one in history.items()}
+def _own(kept: Attempts, checkpoint: Checkpoint) -> dict[str, Kept]:
+    """Return a checkpoint's artifacts by path, what was folded included."""
+    return {
+        path: one for attempt in checkpoint.attempts for path, one in kept.get((checkpoint.key, attempt), {}).items()
+    }
 
 
 def _hashes(kept: Mapping[str, Kept]) -> set[str]:
@@ -243,7 +260,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a validation has come."""
+    """How far a validation or a drill has come."""
 
     checkpoints: int
     of_checkpoints: int
@@ -312,11 +329,11 @@ def validate(
                 done.append((stream, key, result))
                 unrecorded.append(_event(stream, key, result, depth, sizes[stream, key], clock(), actor))
         if record and len(unrecorded) >= RESULTS_PER_EVENT_COMMIT:
-            _record(beside, unrecorded)
+            record_events(beside, unrecorded)
         if progress:
             progress(Progress(looked_at, len(chosen), size, total))
     if record and unrecorded:
-        _record(beside, unrecorded)
+        record_events(beside, unrecorded)
     found = tuple((keys.stream_label(stream), result) for stream, _, result in done if result.issues)
     return ValidationReport(depth, len(done), len(candidates), size, time.monotonic() - began, found)
 
@@ -343,8 +360,7 @@ def _live(
             raise CheckpointNotFoundError(f"there is no stream {name!r} to validate", stream=name)
         newest = lifecycle.latest(history)
         vnodes[reader.stream] = newest.content.vnode_count if newest and newest.content else None
-        rows = ((key, one.origin) for key, one in history.items() if one.live)
-        candidates += [(reader.stream, key, int(row.artifact_bytes or 0)) for key, row in rows if row]
+        candidates += [(reader.stream, key, one.bytes) for key, one in history.items() if one.live]
     return candidates, vnodes
 
 
@@ -367,15 +383,21 @@ def _event(
 ) -> dict[str, Any]:
     rules = sorted({issue.rule for issue in result.issues})
     details = {"depth": depth, "valid": result.valid, "rules": rules, "bytes": size}
+    return event(stream, key, "verified", at, actor, details)
+
+
+def event(stream: str, key: str, what: str, at: datetime, actor: str, details: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of `events`."""
     return {
-        "stream": stream, "checkpoint_key": key, "event": "verified", "at": at, "actor": actor,
+        "stream": stream, "checkpoint_key": key, "event": what, "at": at, "actor": actor,
         "details": json.dumps(details),
     }  # fmt: skip
 
 
-def _record(engine: Engine, events: list[dict[str, Any]]) -> None:
+def record_events(engine: Engine, events: list[dict[str, Any]]) -> None:
+    """Add rows to `events` in one commit, and empty the list."""
     by_stream = defaultdict(list)
-    for event in events:
-        by_stream[event["stream"]].append(event)
+    for one in events:
+        by_stream[one["stream"]].append(one)
     engine.append(Table.EVENTS, (arrow(Table.EVENTS, some) for some in by_stream.values()))
     events.clear()

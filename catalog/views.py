@@ -30,6 +30,7 @@ VIEWS = (
     "recovery_candidates",
     "stream_health",
     "checkpoint_events",
+    "restore_drills",
 )
 """In an order in which each stands only on those before it."""
 

@@ -15,7 +15,7 @@ from catalog.cli.output import Column, Facts, Listing, OutputFormat
 from catalog.errors import CatalogError, CheckpointNotFoundError
 from catalog.lifecycle import Checkpoint, History, Revision
 from catalog.manifest import CheckpointManifest, FailedSink, Manifest, parse_any
-from catalog.tables.port import Equals
+from catalog.tables.port import Condition, Equals, In
 
 SHORT_SHA256 = 12
 
@@ -189,9 +189,9 @@ def _sinks(manifest: Manifest | None) -> list[dict[str, Any]]:
 
 
 def _artifacts(catalog: CheckpointCatalog, one: Checkpoint) -> list[dict[str, Any]]:
-    if one.origin is None or one.origin.attempt is None:
+    if one.origin is None or not one.attempts:
         return []
-    of_attempt = [Equals("checkpoint_key", one.key), Equals("attempt", one.origin.attempt)]
+    of_attempt: list[Condition] = [Equals("checkpoint_key", one.key), In("attempt", one.attempts)]
     kept = artifacts.inventory(artifacts.facts(catalog.engine, one.origin.stream, of_attempt))
     return [
         {

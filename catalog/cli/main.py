@@ -3,8 +3,6 @@
 Exit codes: 0 ok, 1 failure, 2 usage, 3 faults found or partly done, 10 no catalog there, 11 conflict.
 """
 
-import io
-import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated
@@ -12,17 +10,9 @@ from typing import Annotated
 import typer
 
 from catalog.cli import looking, recovering
+from catalog.cli.frame import EXIT_CODES, make_app, run_app
 
-app = typer.Typer(
-    name="ckpt",
-    no_args_is_help=True,
-    add_completion=False,
-    # Help and usage errors repeat what was typed: plain text cannot be broken by it.
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 faults found or partly done, 10 no catalog there, 11 conflict.",
-)
+app = make_app("ckpt", no_args_is_help=True, epilog=EXIT_CODES)
 app.command("list")(looking.list_command)
 app.command("show")(looking.show_command)
 app.command("recover")(recovering.recover_command)
@@ -49,9 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: those of the command line, by default of this process.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show is escaped, not an error
-        sys.stdout.reconfigure(errors="backslashreplace")
-    app(arguments, prog_name="ckpt")
+    run_app(app, arguments)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ A command hands over its data once, and the blocks that show it; JSON takes the 
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -77,13 +77,16 @@ class Output(ABC):
             blocks: the same for people.
         """
 
-    def working(self, what: str) -> AbstractContextManager[object]:
-        """Say on stderr that this goes on, while it does and if somebody watches."""
+    @contextmanager
+    def working(self, what: str) -> Iterator[Callable[[str], None]]:
+        """Say on stderr that this goes on, while it does and if somebody watches; gives a way to say how far it is."""
         if not sys.stderr.isatty():
-            return nullcontext()
+            yield lambda _: None
+            return
         from rich.text import Text
 
-        return _console(stderr=True).status(Text(visible(what)))
+        with _console(stderr=True).status(Text(visible(what))) as status:
+            yield lambda more: status.update(Text(visible(f"{what} {more}")))
 
     def note(self, text: str) -> None:
         """Say something on stderr, in one line."""

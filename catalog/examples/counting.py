@@ -45,6 +45,8 @@ HOT_KEYS = 2 * SEGMENT_KEYS
 RECORDS = 64 << 20
 BATCH_RECORDS = 1 << 16
 CHECKPOINT_RECORDS = 4 << 20
+SWITCH_INTERVAL_S = 0.0001
+"""Python's threads take turns; the one that processes should not wait long for those that write checkpoints."""
 NAME = "counts"
 
 
@@ -217,8 +219,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=RECORDS)
     parser.add_argument("--checkpoint-records", type=int, default=CHECKPOINT_RECORDS)
     options = parser.parse_args()
-    # Python's threads take turns; the one that processes should not wait long for those that write checkpoints.
-    sys.setswitchinterval(0.0005)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     with CheckpointCatalog.native(options.place, create=True) as catalog:
         store = catalog.store(options.stream, max_retained=3)
         job = CountingJob(store, checkpoint_records=options.checkpoint_records)

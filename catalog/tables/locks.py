@@ -123,17 +123,27 @@ def newest_version(table: Path, *, since: int = -1) -> int:
     return max((version for version, kind in _log_files(table).values() if kind == "json"), default=-1)
 
 
-def shorten_log(table: Path, below: int) -> None:
+def shorten_log(table: Path, below: int, *, dry_run: bool = False) -> tuple[int, int]:
     """Remove what no version from `below` on needs from a local Delta table's log, the oldest first.
 
     A version is read from the newest checkpoint at or before it and the entries that follow.
+
+    Returns:
+        How many bytes went, and how many entries.
     """
     files = _log_files(table)
     checkpoints = (version for version, kind in files.values() if kind == "checkpoint.parquet" and version <= below)
     first = max(checkpoints, default=0)
-    for name, (version, _) in sorted(files.items(), key=lambda item: item[1]):
+    freed = entries = 0
+    for name, (version, kind) in sorted(files.items(), key=lambda item: item[1]):
         if version < first:
-            (table / "_delta_log" / name).unlink(missing_ok=True)
+            path = table / "_delta_log" / name
+            with suppress(FileNotFoundError):  # somebody else shortens it too
+                freed += path.stat().st_size
+                entries += kind == "json"
+                if not dry_run:
+                    path.unlink()
+    return freed, entries
 
 
 def _log_files(table: Path) -> dict[str, tuple[int, str]]:

@@ -6,8 +6,10 @@ What the statistics in the log already tell is not read from data files.
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -26,13 +28,15 @@ from catalog.errors import (
     ReadOnlyError,
 )
 from catalog.tables.commits import JUDGED_BY, Commits, first_line, judge
+from catalog.tables.compaction import CompactionReport
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
 from catalog.tables.names import Place
 from catalog.tables.native_files import DataFiles
 from catalog.tables.native_log import LoadedTable, Replacement
 from catalog.tables.native_statistics import Snapshot, Where, conditions_of, expression
+from catalog.tables.native_upkeep import Spread, Upkeep
 from catalog.tables.opening import check_format, created, creating, no_catalog
-from catalog.tables.port import Condition, Engine, Equals, In, Outcome, Table, Unless, Version
+from catalog.tables.port import Condition, Engine, Equals, In, Merging, Outcome, Table, Unless, Version
 from catalog.tables.schema import definition
 
 log = logging.getLogger(__name__)
@@ -57,6 +61,7 @@ class NativeEngine:
 
     batch_chunks = 4
     """A read costs little, and the next batch is loaded while this one is hashed."""
+    workers_write = True
 
     def __init__(
         self,
@@ -67,6 +72,7 @@ class NativeEngine:
         lock_timeout_s: float = LOCK_TIMEOUT_S,
         maintain_every: int = MAINTAIN_EVERY,
         keep_versions: int = KEEP_VERSIONS,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """Open an existing catalog.
 
@@ -77,6 +83,7 @@ class NativeEngine:
             lock_timeout_s: on a local disk, how long a commit waits for other processes' commits.
             maintain_every: after how many own commits to a table this engine tidies it by itself; 0 is never.
             keep_versions: how many versions of a table tidying leaves readable on a local disk, at least.
+            clock: the time, with time zone; says when data files were removed, and which may be deleted.
 
         Raises:
             NotACatalogError: there is no catalog at that place.
@@ -93,9 +100,7 @@ class NativeEngine:
             lock = None
             if files.folder:
                 lock = CommitLock(files.folder, timeout_s=lock_timeout_s, durable=durable, data_too=False)
-            return LoadedTable(
-                files, lock, self._commits, self._ahead, maintain_every=maintain_every, keep_versions=keep_versions
-            )
+            return LoadedTable(files, lock, self._commits, self._ahead, clock)
 
         try:
             self._tables = {table: load(table) for table in Table}
@@ -104,6 +109,10 @@ class NativeEngine:
         except (DeltaError, OSError) as error:
             raise no_catalog(place, first_line(error), found=True) from error
         check_format(place, self._tables[Table.CHECKPOINTS].delta.metadata().configuration)
+        self._upkeep = {
+            table: Upkeep(loaded, clock, maintain_every=maintain_every, keep_versions=keep_versions)
+            for table, loaded in self._tables.items()
+        }
 
     @classmethod
     def create(
@@ -133,6 +142,7 @@ class NativeEngine:
         by_stream = groupby(parts, lambda part: _only(part.column("stream")))
         loaded = self._tables[table]
         loaded.append([loaded.files.write(stream, some) for stream, some in by_stream])
+        self._upkeep[table].sometimes()
 
     def append_made(
         self, table: Table, tasks: Sequence[bytes], make: Callable[[bytes], Iterator[pa.RecordBatch]]
@@ -166,7 +176,7 @@ class NativeEngine:
             outcomes = self._commits.run(attempt, f"the insert into checkpoints of stream {stream!r}")
         if any(outcome is not Outcome.INSERTED for outcome in outcomes):
             loaded.discard([staged])  # it was never committed: that takes all its rows
-        loaded.tidy_sometimes()
+        self._upkeep[Table.CHECKPOINTS].sometimes()
         return outcomes
 
     def scan(
@@ -200,6 +210,10 @@ class NativeEngine:
         """See Engine.worker."""
         return self
 
+    def lookup(self) -> Engine:
+        """See Engine.lookup."""
+        return self
+
     def spread(self, tasks: Sequence[bytes], work: Callable[[Engine, bytes], bytes]) -> Iterator[bytes]:
         """See Engine.spread; the workers are threads of this process."""
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
@@ -229,7 +243,7 @@ class NativeEngine:
                     change.add.append(loaded.files.write(file["partition.stream"], [rest]))
             return change
 
-        return loaded.replace(plan, f"the delete from {table}", data_change=True).rows
+        return loaded.replace(plan, f"the delete from {table}").rows
 
     def settle(self, table: Table) -> None:
         """See Engine.settle."""
@@ -238,10 +252,37 @@ class NativeEngine:
             if loaded.lock:
                 loaded.lock.settle()
 
-    def maintain(self) -> None:
-        """See Engine.maintain; safe beside writers of either engine, and to be run as often as one likes."""
-        for loaded in self._tables.values():
-            loaded.maintain()
+    def compact(
+        self,
+        *,
+        keep_removed: timedelta | None = None,
+        dry_run: bool = False,
+        progress: Callable[[Merging], None] | None = None,
+        spread: Spread | None = None,
+    ) -> CompactionReport:
+        """See Engine.compact; safe beside writers of either engine, and to be run as often as one likes.
+
+        Args:
+            keep_removed: see Engine.compact.
+            dry_run: see Engine.compact.
+            progress: see Engine.compact.
+            spread: runs the merging of artifacts elsewhere than in this process.
+        """
+        began = time.monotonic()
+        done = []
+        for table, upkeep in self._upkeep.items():
+
+            def told(bytes: int, of_bytes: int, table: Table = table) -> None:
+                if progress:
+                    progress(Merging(table, bytes, of_bytes))
+
+            where = spread if spread and table is Table.ARTIFACTS else self.spread
+            done.append(upkeep.compact(where, keep_removed=keep_removed, dry_run=dry_run, progress=told))
+        return CompactionReport(tuple(done), dry_run, time.monotonic() - began)
+
+    def data_files(self, table: Table) -> DataFiles:
+        """Return the data files of a table, for those who write them anew."""
+        return self._tables[table].files
 
     def close(self) -> None:
         """See Engine.close; it can be used on, then without work in the background."""

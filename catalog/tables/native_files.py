@@ -2,10 +2,11 @@
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -106,14 +107,42 @@ class DataFiles:
         return self._read_columns(path, [], pa.schema([SCHEMAS[self.table].field(name) for name in facts]))
 
     def _read_columns(self, path: str, where: Where, expected: pa.Schema) -> pa.Table:
+        return pa.concat_tables([expected.empty_table(), *self._groups(path, where, expected)])
+
+    def _groups(self, path: str, where: Where, expected: pa.Schema) -> Iterator[pa.Table]:
+        """Yield the rows of one data file that meet every condition, a row group at a time."""
         try:
             with self.open(path) as source, pq.ParquetFile(source, **_READING) as file:
-                groups = [one for one in range(file.num_row_groups) if may_have(file.metadata.row_group(one), where)]
                 is_small = source.size() < SMALL_FILE
-                parts = [_read_group(file, group, expected, where, is_small=is_small) for group in groups]
+                for group in range(file.num_row_groups):
+                    if may_have(file.metadata.row_group(group), where):
+                        rows = _read_group(file, group, expected, where, is_small=is_small)
+                        if rows is not None:
+                            yield rows
         except pa.ArrowInvalid as error:
             raise CorruptError(f"{path} of {self._place}, {self.table}, is damaged: {first_line(error)}") from error
-        return pa.concat_tables([expected.empty_table(), *(part for part in parts if part is not None)])
+
+    def parts(self, stream: str, path: str) -> Iterator[pa.Table]:
+        """Yield all rows of a data file of a stream with all columns, a row group at a time."""
+        schema = SCHEMAS[self.table]
+        own = schema.remove(schema.get_field_index("stream"))
+        return (_with_stream(rows, stream, schema.names) for rows in self._groups(path, [], own))
+
+    def listed(self) -> list[pa_fs.FileInfo]:
+        """Return all files in the table's folder and below, whether they count or not."""
+        found = self.storage.get_file_info(pa_fs.FileSelector("", recursive=True))
+        return [info for info in found if info.type is pa_fs.FileType.File]
+
+    def delete(self, file: pa_fs.FileInfo) -> int:
+        """Delete a data file, and return how many bytes the storage got back: none if it was gone."""
+        if self.folder is None:
+            with suppress(FileNotFoundError):
+                self.storage.delete_file(file.path)
+                return int(file.size)
+            return 0
+        # Hadoop hides a checksum beside each of Spark's files.
+        path = self.folder / file.path
+        return sum(_unlinked(one) for one in (path, path.with_name(f".{path.name}.crc")))
 
     def write(self, stream: str, tables: Iterable[pa.Table]) -> AddAction:
         """Write rows of a stream into a new data file, durable, and return what the log has to say about it."""
@@ -150,6 +179,15 @@ class DataFiles:
             fsync(self.folder)
         size = self.storage.get_file_info(path).size
         return AddAction(path, size, {"stream": stream}, now_ms(), True, statistics(pa.concat_tables(facts)))
+
+
+def _unlinked(path: Path) -> int:
+    try:
+        size = path.stat().st_size
+        path.unlink()
+    except FileNotFoundError:
+        return 0
+    return size
 
 
 def _writer(path: str, storage: pa_fs.FileSystem, first: pa.Table, statistics: Sequence[str]) -> pq.ParquetWriter:

@@ -1,11 +1,10 @@
-"""The log of one table: the versions that this process has loaded, commits on the newest, and keeping it short."""
+"""The log of one table: the versions that this process has loaded, and commits on the newest."""
 
 import json
 import logging
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -15,40 +14,25 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from catalog.errors import CatalogError, ConflictError, CorruptError, OutOfReachError
+from catalog.errors import CatalogError, ConflictError, OutOfReachError
 from catalog.tables.commits import Again, Commits, first_line
-from catalog.tables.locks import CommitLock, fsync, log_checkpoint, log_entry, shorten_log
-from catalog.tables.native_files import SMALL_FILE, DataFiles, now_ms
+from catalog.tables.compaction import Files
+from catalog.tables.locks import CommitLock, fsync, log_checkpoint, log_entry
+from catalog.tables.native_files import DataFiles
 from catalog.tables.native_statistics import Snapshot
-from catalog.tables.port import Table, Version
-from catalog.tables.schema import definition
+from catalog.tables.port import Version
 
 log = logging.getLogger(__name__)
 
 LOG_CHECKPOINT_EVERY = 10
 """Versions of a local table between log checkpoints; reading and committing slow down with the entries since."""
-FEWEST_TO_MERGE = 8
-MERGED_FILE = 64 << 20
-_DELETE_EVERY_S = 3600
-_UNNAMED_KEPT_DAYS = 7
 _READ_AT_ONCE = 16
 _LOG_ENTRY = re.compile(r"\d{20}\.json")
-_SORTED_BY = {
-    Table.CHECKPOINTS: [("checkpoint_key", "ascending"), ("revision", "ascending")],
-    Table.ARTIFACTS: [
-        ("checkpoint_key", "ascending"),
-        ("attempt", "ascending"),
-        ("path", "ascending"),
-        ("chunk_no", "ascending"),
-    ],
-    Table.EVENTS: [("at", "ascending")],
-}
 
 
 @dataclass(slots=True)
@@ -70,9 +54,7 @@ class LoadedTable:
         lock: CommitLock | None,
         commits: Commits,
         ahead: ThreadPoolExecutor,
-        *,
-        maintain_every: int,
-        keep_versions: int,
+        clock: Callable[[], datetime],
     ) -> None:
         """Load the newest version.
 
@@ -81,19 +63,14 @@ class LoadedTable:
             lock: is held by every commit, on a local disk.
             commits: runs them, again where it must.
             ahead: does what need not be waited for.
-            maintain_every: after how many own commits the table is tidied; 0 is never.
-            keep_versions: how many versions tidying leaves readable on a local disk, at least.
+            clock: says when a data file was removed.
         """
         self.files = files
         self.lock = lock
         self.mutex = threading.RLock()
         self._commits = commits
         self._ahead = ahead
-        self._maintain_every = maintain_every
-        self._keep_versions = keep_versions
-        self._own_commits = 0
-        """Since this process last tidied the table."""
-        self._next_delete = 0.0
+        self._clock = clock
         self._snapshot: Snapshot | None = None
         self._earlier: Snapshot | None = None
         """The earlier version that was last asked for."""
@@ -136,8 +113,7 @@ class LoadedTable:
         The entries are read here: delta-rs numbers its history downwards from the version that it has loaded, though
         the history begins with the newest, so that beside a writer every version would have another's time.
         """
-        names = (info.base_name for info in self.files.storage.get_file_info(pa_fs.FileSelector("_delta_log")))
-        listed = [int(name[:20]) for name in names if _LOG_ENTRY.fullmatch(name)]
+        listed = self.logged()
         # A list made while entries come may lack one before its last.
         there, known = range(min(listed), max(listed) + 1), self._times
         unread = [number for number in there if number not in known]
@@ -147,6 +123,11 @@ class LoadedTable:
         # An entry never changes; those that went are forgotten.
         times = self._times = {number: at for number, at in found.items() if at is not None}
         return [Version(number, at) for number, at in times.items()]
+
+    def logged(self) -> list[int]:
+        """Return the versions that have an entry in the log."""
+        names = (info.base_name for info in self.files.storage.get_file_info(pa_fs.FileSelector("_delta_log")))
+        return [int(name[:20]) for name in names if _LOG_ENTRY.fullmatch(name)]
 
     def _time_of(self, version: int) -> datetime | None:
         """Return when a version was made, None if its entry has just been removed."""
@@ -198,23 +179,15 @@ class LoadedTable:
         # Repeated after an unknown outcome it may leave rows twice; readers take one of each.
         with self.discarding(added):
             self._commits.run(attempt, f"the append to {self.files.table}")
-        self.tidy_sometimes()
 
-    def replace(self, plan: Callable[[Snapshot], Replacement], what: str, *, data_change: bool = False) -> Replacement:
+    def replace(self, plan: Callable[[Snapshot], Replacement], what: str) -> Replacement:
         """Put new data files in the place of old ones, which must still be there; only the commit holds the lock."""
 
         def attempt() -> Replacement:
             change = plan(self.refreshed())
             if not change.remove:
                 return change
-            removed = [
-                RemoveAction(
-                    file["path"], data_change, now_ms(), file["size_bytes"], {"stream": file["partition.stream"]}
-                )
-                for file in change.remove
-            ]
-            for added in change.add:
-                added.data_change = data_change
+            removed = [self._removal(file, data_change=True) for file in change.remove]
             with self.discarding(change.add), self.committing() as snapshot:
                 there = set(snapshot.files.column("path").to_pylist())
                 if any(file["path"] not in there for file in change.remove):
@@ -223,6 +196,39 @@ class LoadedTable:
             return change
 
         return self._commits.run(attempt, what)
+
+    def swap(self, merged: Sequence[tuple[Files, AddAction]]) -> None:
+        """Put each merged data file in the place of those that it was made of, if these are still there."""
+        news = [new for _, new in merged]
+        may_be_there = False
+
+        def attempt() -> list[AddAction]:
+            nonlocal may_be_there
+            with self.committing() as snapshot:
+                there = set(snapshot.files.column("path").to_pylist())
+                fits = [(old, new) for old, new in merged if all(file["path"] in there for file in old)]
+                removed = [self._removal(file, data_change=False) for old, _ in fits for file in old]
+                try:
+                    if fits:
+                        self.commit([*removed, *(new for _, new in fits)])
+                except CommitFailedError:
+                    raise
+                except Exception:
+                    may_be_there = True
+                    raise
+                return [new for _, new in fits]
+
+        for new in news:
+            new.data_change = False
+        with self.discarding(news):
+            done = self._commits.run(attempt, f"merging files of {self.files.table}") if news else []
+        if not may_be_there:
+            self.discard([new for new in news if new not in done])
+
+    def _removal(self, file: Mapping[str, Any], *, data_change: bool) -> RemoveAction:
+        removed_ms = int(self._clock().timestamp() * 1000)
+        stream = {"stream": file["partition.stream"]}
+        return RemoveAction(file["path"], data_change, removed_ms, file["size_bytes"], stream)
 
     @contextmanager
     def discarding(self, added: Sequence[AddAction]) -> Iterator[None]:
@@ -267,84 +273,16 @@ class LoadedTable:
                 self.refreshed()
             else:
                 with self.committing():
-                    self._log_checkpoint()
+                    self.log_checkpoint()
         except (CatalogError, DeltaError, OSError) as error:
             log.warning("%s could not be loaded ahead, the next call does it: %s", self.files.uri, first_line(error))
 
-    def _log_checkpoint(self) -> None:
+    def log_checkpoint(self) -> None:
+        """Sum the log up in one file, while the lock is held."""
         self.delta.create_checkpoint()
         if self.files.folder and self.files.durable:
             fsync(log_checkpoint(self.files.folder, self.delta.version()))
         self._reopen()
-
-    # -- maintenance -----------------------------------------------------------------------------------------------
-
-    def maintain(self) -> None:
-        """Tidy the table, and delete the data files that no readable version needs."""
-        self.tidy()
-        self._delete_removed()
-        # Also what no log names, such as files of killed writers; but never what a slow writer may still commit.
-        days = max(definition(self.files.table).deleted_kept_days, _UNNAMED_KEPT_DAYS)
-        self._delete_files(days * 24, unnamed_too=True)
-
-    def tidy_sometimes(self) -> None:
-        """Tidy after so many commits of this process; that never fails the commit that it comes after."""
-        self._own_commits += 1
-        if not self._maintain_every or self._own_commits < self._maintain_every:
-            return
-        self._own_commits = 0
-        try:
-            self.tidy()
-            if time.monotonic() > self._next_delete:
-                self._next_delete = time.monotonic() + _DELETE_EVERY_S
-                self._delete_removed()
-        except Exception:
-            log.exception("tidying %s failed; the next time may do better", self.files.uri)
-
-    def tidy(self) -> None:
-        """Make a log checkpoint, shorten the log, and merge small files."""
-        with self.committing() as snapshot:
-            self._log_checkpoint()
-            if self.files.folder:
-                shorten_log(self.files.folder, snapshot.version - self._keep_versions)
-            else:
-                # An object store lists its log from the newest checkpoint on: only age matters.
-                self.delta.cleanup_metadata()
-        self.replace(self._merge_small, f"merging files of {self.files.table}")
-
-    def _merge_small(self, snapshot: Snapshot) -> Replacement:
-        """Merge small files of each stream; where one cannot be read, that stream is left as it is."""
-        change = Replacement()
-        small = snapshot.files.filter(pc.field("size_bytes") < SMALL_FILE)
-        for stream in small.column("partition.stream").unique().to_pylist():
-            files = small.filter(pc.field("partition.stream") == stream)
-            if files.num_rows < FEWEST_TO_MERGE:
-                continue
-            try:
-                merged = [self._merged(stream, some) for some in _slices(files)]
-            except (CorruptError, OSError):
-                log.exception("the small files of stream %r in %s cannot be merged", stream, self.files.table)
-                continue
-            change.remove += files.to_pylist()
-            change.add += merged
-        return change
-
-    def _merged(self, stream: str, files: pa.Table) -> AddAction:
-        return self.files.write(stream, [self.files.read(files, [], None).sort_by(_SORTED_BY[self.files.table])])
-
-    def _delete_removed(self) -> None:
-        """Delete data files that were removed half the time ago that the log remembers them: later it is too late."""
-        self._delete_files(definition(self.files.table).deleted_kept_days * 12)
-
-    def _delete_files(self, removed_hours: int, *, unnamed_too: bool = False) -> None:
-        """Delete data files that were removed at least so long ago, or that no log names and are as old.
-
-        No version names them any more, so nobody has to wait, and the log says nothing about it.
-        """
-        current = DeltaTable(self.files.uri, storage_options=self.files.options)
-        for path in current.vacuum(removed_hours, enforce_retention_duration=False, full=unnamed_too):
-            with suppress(FileNotFoundError):  # deleted before, and still remembered
-                self.files.storage.delete_file(path)
 
 
 def _live_files(delta: DeltaTable) -> pa.Table:
@@ -352,14 +290,3 @@ def _live_files(delta: DeltaTable) -> pa.Table:
     # As they are called on the storage; the log has them as parts of an address, and encodes what it is given.
     paths = pa.array([unquote(path) for path in files.column("path").to_pylist()], pa.string())
     return files.set_column(files.column_names.index("path"), "path", paths)
-
-
-def _slices(files: pa.Table) -> Iterator[pa.Table]:
-    """Cut a list of files into pieces that make up one merged file each."""
-    first = size = 0
-    for at, one in enumerate(files.column("size_bytes").to_pylist()):
-        if size + one > MERGED_FILE:
-            yield files.slice(first, at - first)
-            first, size = at, 0
-        size += one
-    yield files.slice(first)

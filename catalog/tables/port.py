@@ -6,13 +6,14 @@ a commit sees rows *added* to its stream after its snapshot, but not always rows
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
+    from catalog.tables.compaction import CompactionReport
     from catalog.tables.names import Place
 
 
@@ -78,6 +79,15 @@ class Version:
     at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class Merging:
+    """How far the merging of a table's small files has come."""
+
+    table: Table
+    bytes: int
+    of_bytes: int
+
+
 class Engine(Protocol):
     """How the tables are reached; safe to use from several threads."""
 
@@ -85,6 +95,8 @@ class Engine(Protocol):
     """Where the tables are."""
     batch_chunks: int
     """How many chunks of an artifact are best read at a time."""
+    workers_write: bool
+    """Whether the work of `spread` may commit too."""
 
     def append(self, table: Table, parts: Iterable[pa.Table]) -> None:
         """Add rows blindly, in one durable commit; parts are taken one by one, for a writer that can keep up."""
@@ -132,14 +144,32 @@ class Engine(Protocol):
     def worker(self) -> "Engine":
         """Return the engine that `spread` gives to its work, for the few rows before and after it."""
 
+    def lookup(self) -> "Engine":
+        """Return the engine that finds a few rows with the least work, while this one is busy with bytes."""
+
     def delete(self, table: Table, where: Iterable[Condition]) -> int:
         """Delete the rows that meet every condition, in one durable commit, and return how many."""
 
     def settle(self, table: Table) -> None:
         """Wait until every row of the table that a scan has returned so far is durable."""
 
-    def maintain(self) -> None:
-        """Keep the tables small and quick: merge small files, shorten logs, delete what no readable version needs."""
+    def compact(
+        self,
+        *,
+        keep_removed: timedelta | None = None,
+        dry_run: bool = False,
+        progress: Callable[[Merging], None] | None = None,
+    ) -> "CompactionReport":
+        """Keep the tables small and quick: merge small files, shorten logs, delete what no readable version needs.
+
+        Args:
+            keep_removed: how long data files of `artifacts` and `events` stay that no longer count.
+            dry_run: only say what would be done.
+            progress: is told how far it has come, every now and then.
+
+        Raises:
+            CorruptError: merged rows differ from what they were made of; nothing was deleted.
+        """
 
     def close(self) -> None:
         """Wait for work that goes on in the background, such as loading what was just committed."""

@@ -7,9 +7,10 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime, timedelta
 from functools import cache, reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -28,11 +29,15 @@ from catalog.errors import (
 )
 from catalog.session import has_delta
 from catalog.tables.commits import JUDGED_BY, Again, Commits, first_line, judge
+from catalog.tables.compaction import CompactionReport
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
 from catalog.tables.names import Place, TableName, path_place
 from catalog.tables.opening import check_format, created, creating, no_catalog
-from catalog.tables.port import Between, Condition, Engine, Equals, In, Outcome, Table, Unless, Version
+from catalog.tables.port import Between, Condition, Engine, Equals, In, Merging, Outcome, Table, Unless, Version
 from catalog.tables.schema import SCHEMAS, create_statement
+
+if TYPE_CHECKING:
+    from catalog.tables.native import NativeEngine
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -61,6 +66,7 @@ class SparkEngine:
         durable: bool = True,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
         worker_options: Mapping[str, str] | None = None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """Open an existing catalog.
 
@@ -70,7 +76,8 @@ class SparkEngine:
             single_writer: the caller promises that no other process writes; needed to write on S3.
             durable: on a local disk, fsync every commit before it is acknowledged.
             lock_timeout_s: on a local disk, how long a commit waits for other processes' commits.
-            worker_options: deltalake's storage options, for what executors read by themselves (validation).
+            worker_options: deltalake's storage options, for what executors do by themselves (validation, compaction).
+            clock: the time, with time zone; says which removed data files may be deleted.
 
         Raises:
             NotACatalogError: there is no catalog at that place.
@@ -83,8 +90,12 @@ class SparkEngine:
         location = _catalog_location(spark, place)
         self._root = location.rpartition("/")[0].replace("s3a://", "s3://").replace("s3n://", "s3://")
         self._worker_options = dict(worker_options or {})
-        self._worker: Engine | None = None
-        self._read_only = location.startswith(_SINGLE_WRITER_SCHEMES) and not single_writer
+        self._worker: NativeEngine | None = None
+        self._clock = clock
+        self._on_s3 = location.startswith(_SINGLE_WRITER_SCHEMES)
+        # Not on S3: there the driver's commit could overwrite one that an executor has just made.
+        self.workers_write = not self._on_s3
+        self._read_only = self._on_s3 and not single_writer
         self._locks: dict[Table, CommitLock] = {}
         if location.startswith(("file:", "/")):
             root = Path("/" + location.removeprefix("file:").lstrip("/")).parent
@@ -217,12 +228,19 @@ class SparkEngine:
 
     def worker(self) -> Engine:
         """See Engine.worker; executors have deltalake, this process perhaps not."""
+        return self._native() or self
+
+    def _native(self) -> "NativeEngine | None":
         if self._worker is None:
             try:
-                self._worker = _native_engine(self._root, self._worker_options)
+                self._worker = _native_engine(self._root, self._worker_options, clock=self._clock)
             except ModuleNotFoundError:
-                self._worker = self
+                return None
         return self._worker
+
+    def lookup(self) -> Engine:
+        """See Engine.lookup; a local disk is all that the native engine surely gets into by itself."""
+        return self.worker() if self._locks else self
 
     def delete(self, table: Table, where: Iterable[Condition]) -> int:
         """See Engine.delete."""
@@ -240,15 +258,34 @@ class SparkEngine:
             if self._locks:
                 self._locks[table].settle()
 
-    def maintain(self) -> None:
-        """See Engine.maintain; left to the native engine, whose commits are short."""
-        raise InvalidInputError(
-            f"{self.place} is maintained without Spark, beside its writers: CheckpointCatalog.native(path).maintain()"
-        )
+    def compact(
+        self,
+        *,
+        keep_removed: timedelta | None = None,
+        dry_run: bool = False,
+        progress: Callable[[Merging], None] | None = None,
+    ) -> CompactionReport:
+        """See Engine.compact; executors merge through the native engine, whose commits are short.
+
+        OPTIMIZE would hold a local table's lock for as long as it writes, and compare nothing before it commits.
+        """
+        if self._on_s3 and not self._read_only:
+            raise ReadOnlyError(
+                f"{self.place} is on S3 with Spark as its single writer, beside which nobody may commit: when it does "
+                "not write, call CheckpointCatalog.native(path).compact()"
+            )
+        native = self._native()
+        if native is None:
+            raise SessionError("compaction needs deltalake: pip install 'checkpoint-catalog[native]'")
+        return native.compact(keep_removed=keep_removed, dry_run=dry_run, progress=progress, spread=self._spread_many)
+
+    def _spread_many(self, tasks: Sequence[bytes], work: Callable[[Engine, bytes], bytes]) -> Iterator[bytes]:
+        """Run where the workers are what is more than one task: a job for a single one only takes longer."""
+        return (self if len(tasks) > 1 else self.worker()).spread(tasks, work)
 
     def close(self) -> None:
         """See Engine.close; the session is the caller's."""
-        if self._worker not in (None, self):
+        if self._worker:
             self._worker.close()
 
     def _append(self, table: Table, frame: DataFrame) -> None:
@@ -306,10 +343,10 @@ def worker_engine(root: str, options: tuple[tuple[str, str], ...]) -> Engine:
     return _native_engine(root, dict(options))
 
 
-def _native_engine(root: str, options: Mapping[str, str]) -> Engine:
+def _native_engine(root: str, options: Mapping[str, str], **further: Any) -> "NativeEngine":
     from catalog.tables.native import NativeEngine
 
-    return NativeEngine(path_place(root), storage_options=options, maintain_every=0)
+    return NativeEngine(path_place(root), storage_options=options, maintain_every=0, **further)
 
 
 def _is_conflict(error: BaseException) -> bool:

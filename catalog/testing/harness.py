@@ -10,11 +10,11 @@ from catalog.catalog import CheckpointCatalog
 class FakeClock:
     """A clock that stands still until it is told to advance.
 
-    It starts at the real time, because table formats write times of their own beside those of the catalog.
+    By default it starts at the real time, because table formats write times of their own beside those of the catalog.
     """
 
-    def __init__(self) -> None:
-        self._now = datetime.now(UTC)
+    def __init__(self, start: datetime | None = None) -> None:
+        self._now = start or datetime.now(UTC)
 
     def __call__(self) -> datetime:
         return self._now

@@ -230,6 +230,49 @@ class SnapshotStrategySuite:
         assert strategy.told.count("release 1") == 1
         assert checkpoints.artifacts() == 0
 
+    def test_a_link_in_a_directory_is_the_file_that_it_leads_to(
+        self, checkpoints: StreamCheckpoints, factory: CheckpointStreamFactory, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "state" / "folder"
+        folder.mkdir(parents=True)
+        (tmp_path / "state" / "file").write_bytes(LARGE)
+        (folder / "link").symlink_to("../file")
+        strategy = DirectorySnapshotStrategy(tmp_path / "state")
+        result = self.started(strategy, factory, how=ExecutionType.SYNCHRONOUS).result()
+        checkpoints.save(factory, result.handles.values())
+        assert sorted(result.handles) == ["file", "folder/link"]
+        assert read(checkpoints.open(result.handles["folder/link"])) == LARGE
+
+    @pytest.mark.parametrize("ending", ["failure", "cancel before", "async_snapshot"])
+    def test_resources_are_released_even_if_what_was_written_cannot_be_removed(
+        self, factory: CheckpointStreamFactory, monkeypatch: pytest.MonkeyPatch, ending: str
+    ) -> None:
+        def fail(_: object) -> SnapshotResult:
+            raise RuntimeError("of the work")
+
+        def cannot(_: object) -> None:
+            raise RuntimeError("of the removal")
+
+        monkeypatch.setattr(factory, "discard", cannot)
+        strategy = Scripted(fail, begin=fail if ending == "async_snapshot" else lambda _: None)
+        if ending == "async_snapshot":
+            with pytest.raises(RuntimeError, match="of the work"):
+                self.started(strategy, factory)
+        else:
+            task = self.started(strategy, factory)
+            task.cancel() if ending == "cancel before" else task.run()
+            assert task.done()
+            with pytest.raises(SnapshotCancelledError if ending == "cancel before" else RuntimeError):
+                task.result()
+        assert strategy.told[-1] == "release 1"
+        assert strategy.told.count("release 1") == 1
+
+    def test_resources_are_required(self, factory: CheckpointStreamFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+        strategy = Scripted()
+        monkeypatch.setattr(strategy, "sync_prepare_resources", lambda _: None)
+        with pytest.raises(InvalidInputError, match="sync_prepare_resources"):
+            self.started(strategy, factory)
+
     def test_nothing_is_not_a_result(self, checkpoints: StreamCheckpoints, factory: CheckpointStreamFactory) -> None:
         def forgets(tracked: CheckpointStreamFactory) -> SnapshotResult:
             writes(tracked)

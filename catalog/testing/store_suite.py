@@ -301,6 +301,25 @@ class CheckpointStoreSuite:
 
     # -- validation and recovery -----------------------------------------------------------------------------------
 
+    def test_after_recovery_damaged_bytes_are_written_anew_and_never_borrowed(
+        self, harness: Harness, stream: str
+    ) -> None:
+        state = bytes(range(256)) * 1024  # a chunk that is shared
+        writer = harness.catalog.store(stream)
+        writer.save_with_state(manifest(1), b"good")
+        writer.save_with_state(manifest(2), state)
+        harness.corrupt_state(stream, keys.integer_key(2))
+        for number, store in ((3, writer), (4, harness.catalog.store(stream))):
+            assert store.recover_latest_validated().chosen_id in (1, 3)
+            store.save_with_state(manifest(number), state)
+            assert store.validate_checkpoint(number).valid
+            assert store.load_state_data(number) == state
+        harness.lose_state(stream, keys.integer_key(3))
+        harness.corrupt_state(stream, keys.integer_key(1))
+        assert store.recover_latest_validated().chosen_id is None, "4 has the bytes of 3"
+        store.save_with_state(manifest(5), state)
+        assert store.recover_latest_validated().chosen_id == 5
+
     def test_wrong_3_an_unreadable_newest_manifest_is_an_error_never_nothing(
         self, harness: Harness, store: CheckpointStore, stream: str
     ) -> None:

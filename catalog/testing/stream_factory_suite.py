@@ -8,6 +8,7 @@
 `CatalogStreamFactorySuite` adds what only a catalog can show; it needs a class-scoped `harness`, as the other suites.
 """
 
+import ctypes
 import hashlib
 import io
 import pickle
@@ -273,6 +274,10 @@ class CheckpointStreamFactorySuite:
             stream.write(b"6")
         assert stream.get_pos() == 5
 
+    def test_an_array_without_elements_is_no_bytes(self, stream: CheckpointStateOutputStream) -> None:
+        assert stream.write((ctypes.c_double * 3 * 0)()) == 0
+        assert stream.close_and_get_handle() is None
+
     def test_a_buffer_may_be_filled_again_once_it_is_written(
         self, checkpoints: StreamCheckpoints, factory: CheckpointStreamFactory
     ) -> None:
@@ -480,9 +485,19 @@ class CheckpointStreamFactorySuite:
     ) -> None:
         original = artifact(factory)
         made = factory.duplicate([original], SHARED)
-        factory.discard([original])
+        for _ in range(2):  # again, as whoever cleans up does
+            factory.discard([original])
         checkpoints.save(factory, made)
         assert read(checkpoints.open(made[0])) == LARGE
+
+    def test_with_the_last_duplicate_goes_the_original_that_was_discarded(
+        self, checkpoints: StreamCheckpoints, factory: CheckpointStreamFactory
+    ) -> None:
+        original = artifact(factory)
+        made = factory.duplicate([original], SHARED)
+        factory.discard([original])
+        factory.discard(made)
+        assert checkpoints.artifacts() == 0
 
     # -- reuse -----------------------------------------------------------------------------------------------------
 
@@ -698,6 +713,24 @@ class CatalogStreamFactorySuite(CheckpointStreamFactorySuite):
         with pytest.raises(StreamClosedError):
             stream.close_and_get_handle()
 
+    def test_after_a_write_that_failed_there_is_no_handle(
+        self, checkpoints: CatalogCheckpoints, store: CheckpointStore, engine: Watched
+    ) -> None:
+        engine.before["append", 1] = fails(ConflictError("the network is down"))
+        stream = store.stream_factory(1).create_checkpoint_state_output_stream(SHARED)
+        with pytest.raises(OSError, match="network"):
+            stream.write(HUGE * 4)  # more than waits to be stored
+        with pytest.raises(CheckpointStreamError, match="network"):
+            stream.close_and_get_handle()
+        assert checkpoints.artifacts() == 0
+
+    @pytest.mark.parametrize(
+        "wrong", [{"hash_threads": 0}, {"hash_threads": 1.5}, {"max_amplification": "2"}, {"max_amplification": None}]
+    )
+    def test_numbers_that_are_none_are_refused(self, checkpoints: CatalogCheckpoints, wrong: dict[str, object]) -> None:
+        with pytest.raises(InvalidInputError, match=next(iter(wrong))):
+            checkpoints.factory(1, **wrong)
+
     def test_a_failure_of_small_state_while_closing_leaves_no_artifact(
         self, checkpoints: CatalogCheckpoints, store: CheckpointStore, engine: Watched
     ) -> None:
@@ -858,6 +891,20 @@ class CatalogStreamFactorySuite(CheckpointStreamFactorySuite):
         checkpoints.delete(1)
         assert checkpoints.factory(3).could_reuse_state_handle(small), "what nobody uses is gone"
 
+    def test_equal_pieces_that_are_all_used_are_no_dead_space(self, checkpoints: CatalogCheckpoints) -> None:
+        first = checkpoints.factory(1)
+        handles = [artifact(first) for _ in range(3)]
+        checkpoints.save(first, handles)
+        for number in (2, 3):
+            factory = checkpoints.factory(number)
+            assert all(factory.could_reuse_state_handle(one) for one in handles)
+            factory.reuse_previous_state_handle(handles)
+            checkpoints.save(factory, handles)
+        last = checkpoints.factory(4)
+        last.reuse_previous_state_handle(handles[:1])
+        checkpoints.save(last, handles[:1])
+        assert not checkpoints.factory(5).could_reuse_state_handle(handles[0]), "two of three are dead"
+
     def test_a_handle_of_partly_borrowed_state_opens_after_its_creator_is_gone(
         self, checkpoints: CatalogCheckpoints
     ) -> None:
@@ -909,4 +956,33 @@ class CatalogStreamFactorySuite(CheckpointStreamFactorySuite):
             checkpoints.store.save_with_handles(checkpoints.manifest(2, [handle]), factory)
         with pytest.raises(UnknownHandleError), suppress(CheckpointExistsError):
             checkpoints.save(checkpoints.factory(2), [handle])
+        assert checkpoints.store.list_ids() == []
+        with pytest.raises(InvalidInputError, match="made for checkpoint 1"):
+            checkpoints.store.abandon(2, factory, "given up")
+        assert checkpoints.store.next_id() == 1
+
+    def test_a_manifest_is_saved_by_a_factory_of_its_stream_only(
+        self, harness: Harness, checkpoints: CatalogCheckpoints
+    ) -> None:
+        elsewhere = harness.catalog.store(str(uuid.uuid4())).stream_factory(1)
+        handle = artifact(elsewhere)
+        with pytest.raises(InvalidInputError, match="another stream"):
+            checkpoints.save(elsewhere, [handle])
+        with pytest.raises(InvalidInputError, match="another stream"):
+            checkpoints.store.abandon(1, elsewhere, "given up")
+        assert checkpoints.store.list_ids() == []
+        assert checkpoints.store.next_id() == 1
+
+    def test_a_duplicate_of_borrowed_state_stands_on_whom_it_is_borrowed_from(
+        self, checkpoints: CatalogCheckpoints
+    ) -> None:
+        first = checkpoints.factory(1)
+        checkpoints.save(first, [artifact(first, HUGE)])
+        second = checkpoints.factory(2)
+        made = second.duplicate([artifact(second, HUGE)], SHARED)
+        with pytest.raises(UnknownHandleError, match="nothing earlier"):
+            second.without_sharing().duplicate(made, SHARED)
+        checkpoints.delete(1)
+        with pytest.raises(BasePurgedError):
+            checkpoints.save(second, made)
         assert checkpoints.store.list_ids() == []

@@ -14,7 +14,8 @@
 --   age_seconds: seconds since it was saved
 --   created_at: when its producer says that it was made
 --   attempt: the attempt whose artifact rows belong to it
---   parent_key: key of the checkpoint that its deltas stand on, NULL if it is complete
+--   fold_attempts: further attempts, whose artifact rows are the snapshots that its chains were folded into
+--   parent_key: key of the checkpoint that its deltas stand on, NULL if it is complete or all of them were folded
 --   epoch: exactly-once epoch
 --   watermark: event-time watermark as the producer gave it
 --   event_count: events processed (state-v1)
@@ -27,6 +28,7 @@
 --   bytes: size of its artifacts; state that rides inline in the manifest is not counted
 --   new_bytes: of these, what was written for it
 --   shared_bytes: of these, what an earlier checkpoint already held
+--   folded_bytes: size of the snapshots that its chains were folded into
 --   pinned: whether a pin holds it now
 --   pin_reason: why it is pinned
 --   pinned_by: who pinned it
@@ -42,6 +44,7 @@
 --   first_manifest_text: the manifest as it was saved
 --   content_sha256: SHA-256 of the manifest as it was saved and of its artifacts' paths and hashes
 --   details: further facts of the save, as JSON text
+--   folds: what its chains were folded into
 WITH folded AS (
   SELECT
     stream,
@@ -54,6 +57,17 @@ WITH folded AS (
     max_by(
       struct(at, attempt, parent, artifact_count, artifact_bytes, shared_bytes, content_sha256, details), revision
     ) FILTER (WHERE revision = 0 AND change IN ('saved', 'prepared')) AS origin,
+    max_by(struct(parent), revision) FILTER (WHERE change = 'folded') AS fold,
+    collect_list(
+      struct(
+        attempt,
+        artifact_bytes,
+        from_json(
+          details,
+          'folds ARRAY<STRUCT<operator: STRING, partition: BIGINT, path: STRING, size_bytes: DECIMAL(20,0), sha256: STRING>>'
+        ).folds AS folds
+      )
+    ) FILTER (WHERE change = 'folded') AS foldings,
     max(manifest) FILTER (WHERE revision = 0) AS first_manifest_text,
     max_by(
       struct(
@@ -98,7 +112,8 @@ SELECT
   timestampdiff(SECOND, origin.at, current_timestamp()) AS age_seconds,
   content.created_at AS created_at,
   origin.attempt AS attempt,
-  origin.parent AS parent_key,
+  transform(foldings, f -> f.attempt) AS fold_attempts,
+  IF(fold IS NULL, origin.parent, fold.parent) AS parent_key,
   content.epoch AS epoch,
   content.watermark AS watermark,
   content.event_count AS event_count,
@@ -111,6 +126,7 @@ SELECT
   origin.artifact_bytes AS bytes,
   origin.artifact_bytes - origin.shared_bytes AS new_bytes,
   origin.shared_bytes AS shared_bytes,
+  aggregate(foldings, CAST(0 AS DECIMAL(20,0)), (total, f) -> CAST(total + f.artifact_bytes AS DECIMAL(20,0))) AS folded_bytes,
   coalesce(pin.change = 'pinned' AND (pin.until IS NULL OR pin.until > current_timestamp()), FALSE) AS pinned,
   IF(pin.change = 'pinned', pin.reason, NULL) AS pin_reason,
   IF(pin.change = 'pinned', pin.actor, NULL) AS pinned_by,
@@ -125,5 +141,6 @@ SELECT
   manifest_text,
   first_manifest_text,
   origin.content_sha256 AS content_sha256,
-  origin.details AS details
+  origin.details AS details,
+  flatten(transform(foldings, f -> coalesce(f.folds, array()))) AS folds
 FROM judged

@@ -17,6 +17,7 @@
 --   complete: whether all chunks are there, and sizes add up
 --   sha256: SHA-256 of the whole
 --   staged_at: when its writer began
+--   folded: whether folding made it of a chain; else its producer wrote it
 SELECT
   c.stream,
   c.checkpoint_id,
@@ -33,7 +34,10 @@ SELECT
   a.chunks_expected,
   a.complete,
   a.sha256,
-  a.staged_at
+  a.staged_at,
+  a.attempt <> c.attempt AS folded
 FROM {all_checkpoints} c
-JOIN {attempt_artifacts} a ON a.stream = c.stream AND a.checkpoint_key = c.checkpoint_key AND a.attempt = c.attempt
+JOIN {attempt_artifacts} a
+  ON a.stream = c.stream AND a.checkpoint_key = c.checkpoint_key
+  AND (a.attempt = c.attempt OR array_contains(c.fold_attempts, a.attempt))
 WHERE c.status IN ('committed', 'prepared', 'trashed')

@@ -6,7 +6,7 @@
 --   checkpoint_key: the id as text that sorts by age
 --   operator: the operator, or '(state)'
 --   partitions: how many of its partitions have an artifact
---   bytes: size of its artifacts
+--   bytes: size of its artifacts, as its producer wrote them
 --   new_bytes: of these, what was written for this checkpoint
 --   previous_id: the live checkpoint before that has something of this operator
 --   previous_bytes: its size there
@@ -22,7 +22,7 @@ WITH sizes AS (
     sum(bytes) AS bytes,
     sum(new_bytes) AS new_bytes
   FROM {artifact_inventory}
-  WHERE status IN ('committed', 'prepared')
+  WHERE status IN ('committed', 'prepared') AND NOT folded
   GROUP BY ALL
 )
 SELECT

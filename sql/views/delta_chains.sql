@@ -1,4 +1,4 @@
--- Grain: one row per live checkpoint and operator partition that has a delta but no snapshot of its own.
+-- Grain: one row per live checkpoint and operator partition that has a delta but no snapshot, of its own or folded.
 -- Sources: artifact_inventory, checkpoints. Run by: people, validation_issues.
 -- Columns:
 --   stream: the producer
@@ -6,7 +6,7 @@
 --   checkpoint_key: the id as text that sorts by age
 --   operator: the operator
 --   partition: the operator's partition
---   links: keys of the checkpoints to read, the one with the snapshot first; NULL if the chain is broken
+--   links: keys of the checkpoints to read, the one with the snapshot or fold first; NULL if the chain is broken
 --   depth: how many links that are; NULL if the chain is broken
 --   whole: whether every link is there, down to a snapshot
 --   bytes_to_read: size of all its links; NULL if the chain is broken
@@ -19,7 +19,7 @@ WITH parts AS (
     partition,
     max(status) AS status,
     bool_or(kind = 'snapshot') AS is_base,
-    sum(bytes) AS bytes
+    coalesce(sum(bytes) FILTER (WHERE folded), sum(bytes)) AS bytes
   FROM {artifact_inventory}
   WHERE operator IS NOT NULL
   GROUP BY stream, checkpoint_id, checkpoint_key, operator, partition

@@ -5,7 +5,7 @@
 --   checkpoint_id: the id that it was written for
 --   checkpoint_key: the id as text that sorts by age
 --   attempt: one writer's writes to that id
---   state: orphan (a save in progress, or one that died or lost), or garbage (a purged or abandoned row says so)
+--   state: orphan (a save or a fold in progress, or one that died or lost), or garbage (a purged or abandoned row says so)
 --   staged_at: when its writer last began an artifact
 --   age_seconds: seconds since then
 --   artifact_count: how many artifacts it has
@@ -23,7 +23,7 @@ WITH attempts AS (
 ),
 -- A parent's rows stay readable for the deltas of its children, so it is never purged before them.
 named AS (
-  SELECT stream, checkpoint_key, attempt
+  SELECT stream, checkpoint_key, explode(concat(array(attempt), fold_attempts)) AS attempt
   FROM {all_checkpoints}
   WHERE status IN ('committed', 'prepared', 'trashed')
 ),

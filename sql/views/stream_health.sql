@@ -12,8 +12,8 @@
 --   trashed: how many are in the trash
 --   faults: integrity failures of live checkpoints, from metadata
 --   warnings: what is odd about live checkpoints, but harmless
---   bytes: size of the artifacts of live checkpoints
---   trashed_bytes: size of the artifacts of trashed checkpoints
+--   bytes: size of the artifacts of live checkpoints, folded ones included
+--   trashed_bytes: size of the artifacts of trashed checkpoints, folded ones included
 --   last_verified_at: when one of its checkpoints was last verified
 WITH streams AS (
   SELECT DISTINCT stream FROM {all_checkpoints}
@@ -33,8 +33,8 @@ lives AS (
     count_if(status = 'committed') AS committed,
     count_if(status = 'prepared') AS prepared,
     count_if(status = 'trashed') AS trashed,
-    sum(IF(status IN ('committed', 'prepared'), bytes, 0)) AS bytes,
-    sum(IF(status = 'trashed', bytes, 0)) AS trashed_bytes
+    sum(IF(status IN ('committed', 'prepared'), bytes + folded_bytes, 0)) AS bytes,
+    sum(IF(status = 'trashed', bytes + folded_bytes, 0)) AS trashed_bytes
   FROM {all_checkpoints}
   GROUP BY stream
 ),

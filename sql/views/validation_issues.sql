@@ -1,5 +1,5 @@
 -- Grain: one row per finding about a live checkpoint, from metadata alone: no bytes of artifacts are read.
--- Sources: all_checkpoints, attempt_artifacts, artifacts (without the bytes), delta_chains. Run by: people, recovery_candidates, stream_health. It reads several tables one after the other, so beside a
+-- Sources: all_checkpoints, artifact_inventory, artifacts (without the bytes), delta_chains. Run by: people, recovery_candidates, stream_health. It reads several tables one after the other, so beside a
 -- clean-up it may show a fault that is none: CheckpointCatalog.validate asks again before it says so.
 -- Columns:
 --   stream: the producer
@@ -12,10 +12,9 @@ WITH kept AS (
   SELECT
     stream,
     checkpoint_key,
-    attempt,
     array_sort(collect_list(struct(path, sha256, bytes, complete))) AS artifacts
-  FROM {attempt_artifacts}
-  GROUP BY stream, checkpoint_key, attempt
+  FROM {artifact_inventory}
+  GROUP BY stream, checkpoint_key
 ),
 lost AS (
   SELECT b.stream, b.checkpoint_key, b.attempt, max(b.held_key) AS held_key
@@ -50,9 +49,10 @@ parsed AS (
     c.content_sha256,
     coalesce(from_json(c.details, 'missing ARRAY<STRING>').missing, array()) AS never_written,
     coalesce(k.artifacts, array()) AS artifacts,
+    transform(c.folds, d -> named_struct('path', d.path, 'size_bytes', d.size_bytes, 'sha256', d.sha256)) AS folds,
     l.held_key AS lost_holder
   FROM {all_checkpoints} c
-  LEFT JOIN kept k ON k.stream = c.stream AND k.checkpoint_key = c.checkpoint_key AND k.attempt = c.attempt
+  LEFT JOIN kept k ON k.stream = c.stream AND k.checkpoint_key = c.checkpoint_key
   LEFT JOIN lost l ON l.stream = c.stream AND l.checkpoint_key = c.checkpoint_key AND l.attempt = c.attempt
   WHERE c.status IN ('committed', 'prepared')
 ),
@@ -89,15 +89,23 @@ hashed AS (
     IF(format = 'manifest-v1', artifact_count - size(array_distinct(transform(entries, e -> e.path))), 0) AS state_count
   FROM unfolded
 ),
-expecting AS (
+-- What it was saved with.
+originals AS (
   SELECT
     *,
     CASE
       WHEN format = 'manifest-v2' THEN array_except(transform(entries, e -> e.path), never_written)
       WHEN format = 'state-v1' THEN IF(f.state_b64 IS NULL, array('checkpoint-state.bin'), array())
       ELSE concat(transform(entries, e -> e.path), IF(state_count > 0 OR has_external, array('state.bin'), array()))
-    END AS expected
+    END AS saved_paths
   FROM hashed
+),
+expecting AS (
+  SELECT
+    * EXCEPT (entries),
+    concat(entries, folds) AS entries,
+    concat(saved_paths, transform(folds, d -> d.path)) AS expected
+  FROM originals
 ),
 found AS (
   SELECT
@@ -174,7 +182,7 @@ found AS (
                 concat(
                   array(first_manifest_text),
                   transform(
-                    filter(artifacts, a -> array_contains(expected, a.path)),
+                    filter(artifacts, a -> array_contains(saved_paths, a.path)),
                     a -> a.path || CAST(X'00' AS STRING) || a.sha256
                   )
                 ),

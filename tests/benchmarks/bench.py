@@ -26,7 +26,7 @@ from catalog.artifacts import CHUNK_BYTES
 from catalog.session import build_session
 from catalog.tables.port import Table
 from catalog.tables.schema import arrow
-from tests.benchmarks import native, producers, trust
+from tests.benchmarks import native, producers, trust, upkeep
 from tests.benchmarks.lines import MIB, Line, alternate, manifest, show
 
 numbers = count(1)
@@ -174,13 +174,15 @@ def main() -> None:
             spark, folder, checkpoints=options.many, size_mib=options.validate_mib, rounds=options.rounds
         )
         lines += trust_lines
+        upkeep_lines, upkeep_facts = upkeep.run(spark, folder, checkpoints=options.checkpoints, rounds=options.rounds)
+        lines += upkeep_lines
         spark.stop()
         native_lines, facts = native.run(
             folder, spark_save_s, rounds=options.rounds, size_mib=options.size_mib, commits=options.commits
         )
         producer_lines, producer_facts = producers.run(folder, rounds=options.rounds, size_mib=options.shared_mib)
     lines += native_lines + producer_lines
-    facts |= trust_facts | producer_facts
+    facts |= trust_facts | upkeep_facts | producer_facts
     print("\n" + show(lines))
     print("\na 1 KB save by Spark spends " + ", ".join(f"{spent:.0f} ms in {part}" for part, spent in parts.items()))
     for what, value in facts.items():

@@ -33,6 +33,8 @@ class TestStreams(_InMemory, CheckpointStreamFactorySuite):
         stream.write(LARGE)
         with pytest.raises(CheckpointStreamError, match="limited to 32768 bytes"):
             stream.write(b"x")
+        with pytest.raises(CheckpointStreamError, match="limited to 32768 bytes"):
+            stream.close_and_get_handle()
         stream.close()
         assert checkpoints.artifacts() == 0
 

@@ -53,6 +53,11 @@ class Interleaved:
         self.before = {}
         self.after = {}
 
+    def lookup(self):
+        beside = Interleaved(self._engine.lookup())
+        beside.before, beside.after = self.before, self.after
+        return beside
+
     def __getattr__(self, name):
         real = getattr(self._engine, name)
 

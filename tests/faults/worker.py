@@ -4,8 +4,10 @@
     worker.py ENGINE write PLACE STREAM NAME ID,ID,…  the same in the given order
     worker.py ENGINE save PLACE STREAM POINT DELAY    saves one checkpoint after the other and is killed on the way
     worker.py ENGINE churn PLACE STREAM NAME KEEP     saves, prunes, purges and sweeps until its input ends
+    worker.py ENGINE grow PLACE STREAM NAME DELAY     saves one checkpoint after the other until its input ends
+    worker.py ENGINE upkeep PLACE STREAM POINT DELAY  prunes, purges, sweeps and compacts until its input ends
 
-ENGINE is spark or native.
+ENGINE is spark or native. DELAY is after how many seconds it is killed, 0 is never.
 It tells what it does line by line on standard output, each line written at once, so that what was told before a
 SIGKILL is not lost.
 """
@@ -23,7 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from catalog import CatalogError, CheckpointCatalog, CheckpointManifest
+from catalog import CatalogError, CheckpointCatalog, CheckpointManifest, Last, Retention
 from catalog.tables.port import Outcome, Table, Unless
 
 
@@ -111,8 +113,7 @@ def save(catalog: CheckpointCatalog, stream: str, point: str, delay_s: float) ->
 
 def churn(catalog: CheckpointCatalog, stream: str, name: str, keep: int) -> None:
     """Save, and let go of all but the newest for good, as fast as possible."""
-    ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    ended = input_ended()
     store = catalog.store(stream)
     for one in count(store.next_id()):
         store.save_with_state(CheckpointManifest.new(one, epoch=one), [state_of(one, name)])
@@ -125,10 +126,78 @@ def churn(catalog: CheckpointCatalog, stream: str, name: str, keep: int) -> None
             return
 
 
-def quick_clock() -> Any:
-    """A clock that is a minute later every time it is asked, so that undo windows pass while one looks on."""
-    start, minutes = datetime.now(UTC) - timedelta(days=300), count()
-    return lambda: start + timedelta(minutes=next(minutes))
+def input_ended() -> threading.Event:
+    ended = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    return ended
+
+
+def grow(catalog: CheckpointCatalog, stream: str, name: str) -> None:
+    """Save as fast as possible; whatever goes wrong ends this process."""
+    ended = input_ended()
+    store = catalog.store(stream)
+    for one in count(store.next_id()):
+        store.save_with_state(CheckpointManifest.new(one, epoch=one), [state_of(one, name)])
+        tell(acknowledged=one)
+        if ended.is_set():
+            return
+
+
+KEPT = 5
+"""Checkpoints that upkeep leaves."""
+
+
+def upkeep(catalog: CheckpointCatalog, stream: str, point: str) -> None:
+    """Let go of all but the newest, sweep and compact as fast as possible, bytes leaving the disk at once."""
+    ended = input_ended()
+    if point != "none":
+        die_at(point, catalog)
+    policy = Retention((Last(KEPT),), undo_for=timedelta(0))
+    # A point that is not reached soon is never reached.
+    for _ in count() if point == "none" else range(100):
+        if ended.is_set():
+            return
+        trashed = len(catalog.apply_retention([policy], [stream]).removed)
+        # Its clock is ahead of the writers': by it, what they write now is soon old.
+        (cleaned,) = catalog.clean_up([stream], grace=timedelta(days=300))
+        report = catalog.compact(keep_removed=timedelta(0))
+        tell(
+            trashed=trashed,
+            purged=len(cleaned.purged),
+            swept=cleaned.swept.chunks,
+            merged=sum(one.files_before - one.files_after for one in report.tables),
+            deleted=sum(one.deleted_files for one in report.tables),
+            problems=report.problems,
+        )
+
+
+def die_at(point: str, catalog: CheckpointCatalog) -> None:
+    """Be killed before or after the first call that has something to do, such as `after table.swap`."""
+    from catalog.tables import native_files, native_log, native_upkeep
+
+    when, owner, name = point.replace(".", " ").split()
+    owners = {
+        "engine": catalog.engine, "table": native_log.LoadedTable, "files": native_files.DataFiles,
+        "upkeep": native_upkeep,
+    }  # fmt: skip
+    real = getattr(owners[owner], name)
+
+    def dying(*arguments: Any, **options: Any) -> Any:
+        idle = name == "swap" and not arguments[-1]
+        if when == "before" and not idle:
+            die()
+        done = real(*arguments, **options)
+        if not idle and done != 0:
+            die()
+        return done
+
+    setattr(owners[owner], name, dying)
+
+
+def quick_clock(start: datetime, step: timedelta) -> Any:
+    """A clock that is later every time it is asked, so that undo windows pass while one looks on."""
+    steps = count()
+    return lambda: start + step * next(steps)
 
 
 if __name__ == "__main__":
@@ -137,6 +206,14 @@ if __name__ == "__main__":
         ids = [int(one) for one in argument.split(",")]
         race(open_catalog(engine, place, 1), stream, what, ids, shuffled=mode == "race")
     elif mode == "churn":
-        churn(open_catalog(engine, place, 1, clock=quick_clock()), stream, what, int(argument))
+        clock = quick_clock(datetime.now(UTC) - timedelta(days=300), timedelta(minutes=1))
+        churn(open_catalog(engine, place, 1, clock=clock), stream, what, int(argument))
+    elif mode == "grow":
+        grow(open_catalog(engine, place, 1), stream, what)
+    elif mode == "upkeep":
+        if float(argument):
+            threading.Timer(float(argument), die).start()
+        clock = quick_clock(datetime.now(UTC), timedelta(seconds=20))
+        upkeep(open_catalog(engine, place, 1, clock=clock), stream, what)
     else:
         save(open_catalog(engine, place, 2), stream, what, float(argument))

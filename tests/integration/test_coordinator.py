@@ -15,6 +15,7 @@ from catalog import (
     RestoreMode,
     SnapshotType,
 )
+from catalog.keys import integer_key
 from catalog.snapshot import SnapshotResult
 from catalog.strategies import DirectorySnapshotStrategy, PartitionSnapshotStrategy
 from catalog.sweep import sweep
@@ -223,10 +224,22 @@ def test_an_id_that_was_given_moves_the_next_one_forward_only(job):
 
 
 def test_names_and_times_are_checked(job):
-    with pytest.raises(InvalidInputError, match="timeout"):
-        CheckpointCoordinator(job.store, {}, timeout_s=0)
+    for timeout_s in (0, None, "1"):
+        with pytest.raises(InvalidInputError, match="timeout"):
+            CheckpointCoordinator(job.store, {}, timeout_s=timeout_s)
+    with pytest.raises(InvalidInputError, match="parallelism"):
+        CheckpointCoordinator(job.store, {}, parallelism=0)
     with pytest.raises(InvalidInputError, match="operator name"):
         CheckpointCoordinator(job.store, {7: Scripted()})
+    with coordinator(job, op=Scripted()) as it:
+        with pytest.raises(InvalidInputError, match="snapshot_type"):
+            it.trigger(epoch=1, snapshot_type="another")
+        assert job.harness.checkpoint_rows(job.name) == [], "nothing is written for what is refused"
+
+
+def test_a_checkpoint_may_take_for_ever(job):
+    with CheckpointCoordinator(job.store, {"op": Scripted(writes)}, timeout_s=float("inf")) as it:
+        assert it.trigger(epoch=1).result().checkpoint_id == 1
 
 
 # -- sinks ---------------------------------------------------------------------------------------------------------
@@ -362,3 +375,16 @@ def test_after_somebody_else_took_ids_only_one_checkpoint_fails(job):
         with pytest.raises(CatalogError):
             it.trigger(epoch=1).result()
         assert it.trigger(epoch=1).result().checkpoint_id == 5
+
+
+def test_a_restored_job_shares_nothing_with_newer_checkpoints_that_may_be_damaged(job):
+    state = {0: b"good"}
+    with coordinator(job, window=partitions(state)) as it:
+        it.trigger(epoch=1).result()
+        state[0] = HUGE
+        it.trigger(epoch=1).result()
+    job.harness.corrupt_state(job.name, integer_key(2))
+    with coordinator(job, window=partitions(state)) as it:
+        assert restored(it.restore(1), "window") == {0: b"good"}
+        assert it.trigger(epoch=1).result().checkpoint_id == 3
+    assert job.store.validate_checkpoint(3).valid

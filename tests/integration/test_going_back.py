@@ -313,7 +313,7 @@ def test_beyond_the_log_rows_tell_what_was_there_and_the_moment_says_so(tmp_path
     for number in range(2, 31):
         store.save(CheckpointManifest.new(number, epoch=1))
     store.prune(2)
-    catalog.maintain()
+    catalog.compact()
     assert catalog.engine.versions()[0].number > 2, "the log was not shortened: nothing was tried"
     past = catalog.as_of(timestamp=then)
     assert past.moment.version is None
@@ -328,7 +328,7 @@ def test_a_version_whose_data_files_are_gone_is_out_of_reach_and_its_time_is_tol
     for number in range(1, 13):
         catalog.store("s").save(CheckpointManifest.new(number, epoch=1))
     then = catalog.engine.versions()[5]
-    catalog.maintain()
+    catalog.compact()
     table = tmp_path / "catalog" / Table.CHECKPOINTS
     live = {Path(uri).name for uri in DeltaTable(str(table)).file_uris()}
     merged = [file for file in table.glob("*.parquet") if file.name not in live]

@@ -23,7 +23,7 @@ from catalog import (
     artifacts,
 )
 from catalog.tables import locks as locks_module
-from catalog.tables import native_files, native_log
+from catalog.tables import native_files, native_log, native_upkeep
 from catalog.tables.locks import CommitLock, log_checkpoint, log_entry, newest_version
 from catalog.tables.port import Equals, Table
 from catalog.tables.schema import SCHEMAS, arrow
@@ -40,7 +40,7 @@ store.restore(2)
 store.cleanup_orphans()
 asyncio.run(cat.checkpointer("clicks").save_snapshot(new_uuid7(), "count", 0, b"everything"))
 cat.state_store().save(CheckpointState.new(CheckpointId("sensor", 1)))
-cat.maintain()
+cat.compact()
 print(store.recover_latest_validated().chosen_id, store.list_ids(), cat.streams())
 print(sorted({"pyspark", "py4j", "delta", "great_expectations"} & set(sys.modules)))
 """
@@ -164,7 +164,7 @@ def test_merging_changes_no_row(tmp_path):
         return [sorted(table.to_pylist(), key=repr) for table in rows]
 
     before = everything()
-    catalog.maintain()
+    catalog.compact()
     assert everything() == before
     files = pa.table(DeltaTable(str(tmp_path / "catalog" / Table.CHECKPOINTS)).get_add_actions(flatten=True))
     assert files.num_rows == 2
@@ -178,7 +178,7 @@ def test_files_that_other_tools_wrote_under_encoded_names_are_read_merged_and_de
     row = {"stream": stream, "event": "verified", "at": datetime.now(UTC)}
     for _ in range(10):
         write_deltalake(DeltaTable(str(table)), arrow(Table.EVENTS, [row]), mode="append")
-    catalog.maintain()
+    catalog.compact()
     assert catalog.engine.scan(Table.EVENTS, [Equals("stream", stream)], ["event"]).num_rows == 10
     write_deltalake(DeltaTable(str(table)), arrow(Table.EVENTS, [row, {**row, "event": "drilled"}]), mode="append")
     assert catalog.engine.delete(Table.EVENTS, [Equals("stream", stream), Equals("event", "verified")]) == 11
@@ -193,26 +193,6 @@ def test_a_delete_keeps_rows_whose_column_is_null(tmp_path):
     assert catalog.engine.delete(Table.EVENTS, [Equals("stream", "s"), Equals("checkpoint_key", "1")]) == 1
     kept = catalog.engine.scan(Table.EVENTS, [], ["checkpoint_key"]).column("checkpoint_key").to_pylist()
     assert sorted(kept, key=str) == ["2", None]
-
-
-def test_what_was_merged_leaves_the_disk_after_a_day_and_is_read_until_then(tmp_path, monkeypatch):
-    catalog = new_catalog(tmp_path, maintain_every=0)
-    store, folder = catalog.store("s"), tmp_path / "catalog" / Table.ARTIFACTS
-    hours_ago = 0
-    real_now = native_log.now_ms
-    monkeypatch.setattr(native_log, "now_ms", lambda: real_now() - hours_ago * 3_600_000)
-
-    def save_and_merge(first):
-        for number in range(first, first + 12):
-            store.save_with_state(CheckpointManifest.new(number, epoch=1), os.urandom(10_000))
-        catalog.maintain()
-        return len(list(folder.glob("*.parquet")))
-
-    assert save_and_merge(1) == 13, "the old files stay for readers and time travel"
-    hours_ago = 25
-    assert save_and_merge(13) == 13, "12 of before, and the merged one: what went a day ago is gone"
-    catalog.maintain()
-    assert len(store.load_state_data(1)) == len(store.load_state_data(24)) == 10_000
 
 
 def test_an_address_that_nobody_knows_is_refused_clearly():
@@ -252,7 +232,7 @@ def test_tidying_that_fails_never_fails_the_commit(tmp_path, monkeypatch, caplog
     def broken(*_):
         raise OSError("disk trouble")
 
-    monkeypatch.setattr(native_log.LoadedTable, "_merge_small", broken)
+    monkeypatch.setattr(native_upkeep.Upkeep, "_merge", broken)
     save(catalog.store("s"))
     assert catalog.store("s").list_ids() == [1]
     assert "tidying" in caplog.text

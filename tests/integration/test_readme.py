@@ -20,7 +20,7 @@ def test_every_example_of_the_readme_prints_what_it_says(spark, tmp_path):
     blocks = [
         (kind, text.replace("/tmp/first-catalog", place)) for kind, text in BLOCK.findall(README.read_text("utf-8"))
     ]
-    assert [kind for kind, _ in blocks] == ["python", "text"] * 9
+    assert [kind for kind, _ in blocks] == ["python", "text"] * 10
     names = {"__name__": "readme"}
     for (_, code), (_, shown) in zip(blocks[::2], blocks[1::2], strict=True):
         printed = io.StringIO()

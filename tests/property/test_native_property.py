@@ -3,13 +3,11 @@
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
-from unittest.mock import patch
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from catalog import CheckpointCatalog
-from catalog.tables import native_log
 from catalog.tables.port import Between, Equals, In, Table
 from catalog.tables.schema import arrow
 
@@ -81,8 +79,7 @@ def test_scan_and_delete_take_exactly_the_rows_that_meet_every_condition(files, 
                     engine.append(Table.ARTIFACTS, [arrow(Table.ARTIFACTS, some)])
         written = [row for file in files for row in file]
         if merged:
-            with patch.object(native_log, "FEWEST_TO_MERGE", 2):
-                engine._tables[Table.ARTIFACTS].tidy()
+            engine.compact()
         wanted = [row for row in written if all(meets(row, condition) for condition in where)]
         assert plain(engine.scan(Table.ARTIFACTS, where, names).to_pylist(), names) == plain(wanted, names)
         if where:

@@ -1,0 +1,47 @@
+"""`ckpt-compact`: merge small files, shorten the logs and free the disk."""
+
+from dataclasses import asdict
+
+from catalog.catalog import CheckpointCatalog
+from catalog.cli.frame import DebugOption, ExitCode, OutputOption, running
+from catalog.cli.job import (
+    Done,
+    DryRunOption,
+    EngineName,
+    EngineOption,
+    EntryPoint,
+    PlaceArgument,
+    finish,
+    open_catalog,
+)
+from catalog.cli.output import Output, OutputFormat
+
+NAME = "ckpt-compact"
+
+
+def command(
+    place: PlaceArgument,
+    engine: EngineOption = EngineName.SPARK,
+    dry_run: DryRunOption = False,
+    output: OutputOption = OutputFormat.TEXT,
+    debug: DebugOption = False,
+) -> None:
+    """Merge small files of the tables into right-sized ones, shorten their logs, and free the disk.
+
+    The exit code is 3 if something was left as it is because it cannot be read.
+    """
+    with running(output, debug, NAME) as out, open_catalog(NAME, place, engine) as catalog:
+        finish(out, compact(catalog, out, dry_run=dry_run))
+
+
+def compact(catalog: CheckpointCatalog, out: Output, *, dry_run: bool) -> Done:
+    """Do it."""
+    with out.working("compacting …"):
+        report = catalog.compact(dry_run=dry_run)
+    return Done(asdict(report), report.explain(), ExitCode.FAULTS if report.problems else ExitCode.OK)
+
+
+main = EntryPoint(NAME, command)
+
+if __name__ == "__main__":
+    main()
