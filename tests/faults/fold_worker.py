@@ -38,8 +38,8 @@ def log_of(links: int) -> bytes:
     return b"".join(delta(number) for number in range(links))
 
 
-def save(catalog: CheckpointCatalog, stream: str, parent: str | None, data: bytes) -> str:
-    """Save and promote a checkpoint of one partition, a delta if it has a parent."""
+def save(catalog: CheckpointCatalog, stream: str, parent: str | None, data: bytes, **told: Any) -> str:
+    """Save and promote a checkpoint of one partition, a delta if it has a parent; more can be told of its operator."""
     checkpointer, id = catalog.checkpointer(stream), new_uuid7()
 
     async def run() -> None:
@@ -47,7 +47,7 @@ def save(catalog: CheckpointCatalog, stream: str, parent: str | None, data: byte
         sha256 = await write(id, "log", 0, data)
         path = artifact_path(id, "log", 0, delta=parent is not None)
         entry = {"partition_id": 0, "is_delta": parent is not None, "path": path, "size_bytes": len(data)}
-        operators = {"log": {"partitions": [{**entry, "sha256": sha256}]}}
+        operators = {"log": {"partitions": [{**entry, "sha256": sha256}], **told}}
         await checkpointer.save_manifest(CheckpointManifestV2.new(id, 1, operators=operators, parent_id=parent))
         await checkpointer.update_latest(id)
 

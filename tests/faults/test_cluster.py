@@ -1,5 +1,6 @@
 """Jobs on a Spark standalone cluster, by spark-submit from the wheel: spread over both workers, and one killed."""
 
+import asyncio
 import json
 import os
 import re
@@ -12,16 +13,18 @@ import venv
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pyspark
 import pytest
 
-from catalog import CheckpointManifest, keys
+from catalog import AppendLog, CheckpointCatalog, CheckpointManifest, keys
 from catalog.session import jar_settings
 from catalog.tables.port import Equals, Table
 from catalog.testing.native import NativeHarness
+from tests.faults.fold_worker import LINKS, delta, log_of, save
 
 pytestmark = pytest.mark.prove
 
@@ -245,6 +248,51 @@ def test_verification_is_spread_over_the_workers_and_survives_the_loss_of_one(cl
     assert the_job_survived(submitted, killed) >= STREAMS
     verified = harness.catalog.engine.scan(Table.EVENTS, [Equals("event", "verified")], ["stream", "checkpoint_key"])
     assert len({tuple(row.values()) for row in verified.to_pylist()}) == verified.num_rows == STREAMS * PER_STREAM
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["both live", "one killed"])
+def test_folding_is_spread_over_the_workers_and_survives_the_loss_of_one(cluster, submit, tmp_path, killed):
+    catalog = CheckpointCatalog.native(tmp_path / "catalog", create=True, durable=False)
+    tips = {}
+    for stream in (f"stream {number:02d}" for number in range(STREAMS)):
+        for link in range(LINKS):
+            tips[stream] = save(catalog, stream, tips.get(stream), delta(link), format=AppendLog.format)
+    submitted = submit("fold_chains", tmp_path / "catalog", "--min-links", "3")
+    if killed:
+        kill_a_worker_at_work(cluster, submitted)
+    code, found = submitted.result()
+    assert code == 0
+    assert {(one["stream"], one["folded"], one["links"]) for one in found["chains"]} == {
+        (stream, True, LINKS) for stream in tips
+    }
+    the_job_survived(submitted, killed)
+    for stream, tip in tips.items():
+        links = asyncio.run(catalog.checkpointer(stream).load_chain(tip, "log", 0))
+        assert [(link.is_delta, link.data) for link in links] == [(False, log_of(LINKS))]
+        # What a lost worker had begun is an orphan, and nothing else goes.
+        catalog.clean_up([stream], grace=timedelta(0))
+    assert catalog.validate(depth="hashes").results == ()
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["both live", "one killed"])
+def test_compaction_is_spread_over_the_workers_and_survives_the_loss_of_one(cluster, submit, harness, killed):
+    engine = harness.catalog.engine
+
+    def rows():
+        columns = ["stream", "checkpoint_key", "attempt", "path", "chunk_no", "chunk_sha256", "data"]
+        return sorted(engine.scan(Table.ARTIFACTS, [], columns).to_pylist(), key=repr)
+
+    before = rows()
+    submitted = submit("compact_catalog", engine.place.path)
+    if killed:
+        kill_a_worker_at_work(cluster, submitted)
+    code, found = submitted.result()
+    merged = next(one for one in found["tables"] if one["table"] == Table.ARTIFACTS)
+    assert (code, merged["problems"]) == (0, [])
+    assert (merged["files_before"], merged["files_after"]) == (STREAMS * PER_STREAM, STREAMS)
+    assert the_job_survived(submitted, killed) >= STREAMS
+    assert rows() == before
+    assert harness.catalog.validate(depth="hashes").results == ()
 
 
 def test_the_job_ran_from_the_wheel(environment):
