@@ -99,7 +99,7 @@ def maintain(catalog: CheckpointCatalog, stream: str) -> None:
         pass
     while not ended.is_set():
         report = catalog.fold_chains([stream], folders={"log": AppendLog()}, min_links=3)
-        catalog.apply_retention([Retention((Last(2),), undo_for=timedelta(0))], [stream])
+        catalog.apply_retention([Retention((Last(10),), undo_for=timedelta(0))], [stream])
         catalog.clean_up([stream], grace=timedelta(hours=1))
         tell(folded=len(report.folded))
 
