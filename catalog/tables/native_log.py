@@ -240,9 +240,14 @@ class LoadedTable:
             raise
 
     def discard(self, added: Sequence[AddAction]) -> None:
-        """Delete new data files that were not committed."""
+        """Delete new data files that were not committed.
+
+        The log has the last word: a storage that repeats a request of its own takes its first success for a rival.
+        """
+        live = set(self.refreshed().files.column("path").to_pylist()) if added else set()
         for file in added:
-            self.files.storage.delete_file(file.path)
+            if file.path not in live:
+                self.files.storage.delete_file(file.path)
 
     @contextmanager
     def committing(self) -> Iterator[Snapshot]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures
+from deltalake.exceptions import CommitFailedError
 
 from catalog import (
     CheckpointCatalog,
@@ -280,10 +281,10 @@ def test_of_two_compactions_at_once_one_wins_and_the_other_leaves_no_file(tmp_pa
     assert len(list((place / Table.ARTIFACTS).glob("*.parquet"))) == 11
 
 
-def test_a_merge_whose_commit_may_have_happened_never_loses_its_new_file(tmp_path, native, monkeypatch):
-    fill(tmp_path / "catalog")
-    loaded = native.catalog.engine._tables[Table.ARTIFACTS]
-    real, failures = loaded.commit, [OSError("connection reset")]
+def commits_and_fails(catalog, monkeypatch, error):
+    """Let the next commit to `artifacts` happen, and its caller believe that it did not."""
+    loaded = catalog.engine._tables[Table.ARTIFACTS]
+    real, failures = loaded.commit, [error]
 
     def committed_and_failed(*arguments, **options):
         real(*arguments, **options)
@@ -291,9 +292,34 @@ def test_a_merge_whose_commit_may_have_happened_never_loses_its_new_file(tmp_pat
             raise failures.pop()
 
     monkeypatch.setattr(loaded, "commit", committed_and_failed)
+    return failures
+
+
+# A store that answers too late is asked again by its client, which then finds its own commit in the way.
+FAILURES = pytest.mark.parametrize("error", [OSError("reset"), CommitFailedError("version exists")], ids=repr)
+
+
+@FAILURES
+def test_a_merge_whose_commit_may_have_happened_never_loses_its_new_file(tmp_path, native, monkeypatch, error):
+    fill(tmp_path / "catalog")
+    failures = commits_and_fails(native.catalog, monkeypatch, error)
     native.catalog.compact(keep_removed=AT_ONCE)
+    assert not failures
     assert native.catalog.validate(depth="hashes").valid
     assert len(live(tmp_path / "catalog", Table.ARTIFACTS)) == 1
+
+
+@FAILURES
+def test_a_sweep_whose_commit_may_have_happened_never_loses_the_rows_that_stay(tmp_path, native, monkeypatch, error):
+    fill(tmp_path / "catalog")
+    native.catalog.compact()
+    native.catalog.store("s").prune(5, undo_for=AT_ONCE)
+    native.clock.advance(DAY)
+    failures = commits_and_fails(native.catalog, monkeypatch, error)
+    native.catalog.clean_up(grace=AT_ONCE)
+    assert not failures
+    assert native.catalog.engine.scan(Table.ARTIFACTS, [], ["checkpoint_key"]).num_rows == 5
+    assert native.catalog.validate(depth="hashes").valid
 
 
 def test_spark_merges_artifacts_where_its_workers_are(spark, tmp_path, monkeypatch):
