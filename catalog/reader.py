@@ -149,6 +149,7 @@ class StreamReader:
             self._refuse_purged_since(key)
             line = [key, *(chains.ancestors(self.history(), key) if found.parent else ())]
             seen = self.history(line, manifests=True) if found.parent else {key: found}
+            self.require_live(key, seen.get(key))  # of the same look as the chain: it may have gone since the first
             try:
                 return read(line, seen)
             except (ClosedIdError, CorruptError, BrokenChainError, _MovedError):

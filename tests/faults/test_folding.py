@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from catalog import AppendLog, CheckpointCatalog, Last, Retention, retention
+from catalog import AppendLog, CheckpointCatalog, Last, Retention, TrashedError, retention
 from catalog.lifecycle import Change
 from catalog.sweep import sweep
 from catalog.tables.port import Equals, Table
@@ -379,3 +379,13 @@ def test_i1_a_delta_saved_between_a_purges_look_and_its_mark_is_read_on(world, t
     purger.before["insert_unless"] = saved
     assert CheckpointCatalog(purger, clock=world.clock).stream(world.name).purge() == [world.tip]
     check_live_on_purged(world, *children, log_of(len(world.ids) + 1), [world.tip], tmp_path)
+
+
+def test_a_checkpoint_that_goes_between_two_looks_at_its_chain_is_told_as_gone_not_as_broken(world, tmp_path):
+    world.engine.after["scan", Table.CHECKPOINTS] = lambda: trash(world, world.tip)
+    with pytest.raises(TrashedError):
+        world.state(catalog=world.slow)
+    world.stream.restore(world.tip)
+    world.engine.after["scan", Table.CHECKPOINTS] = lambda: trash(world, world.tip)
+    with pytest.raises(TrashedError):
+        world.slow.restore_into(world.name, world.tip, tmp_path / "restored")
