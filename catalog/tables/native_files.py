@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from catalog.tables.schema import CHECKPOINT_FACTS, SCHEMAS, definition
 from catalog.threads import start
 
 SMALL_FILE = 1 << 20
+UNNAMED_LASTS = timedelta(days=1)
+"""How long ago a data file may have been written that is committed; far less than after what time it is deleted."""
 REMEMBERED_FILES = 1024
 """Small files of `checkpoints` whose rows are kept in memory: a stream is looked through at every save that prunes."""
 _ROW_GROUP_ROWS, _ROW_GROUP_BYTES = 256, 16 << 20
@@ -146,6 +149,12 @@ class DataFiles:
         # Hadoop hides a checksum beside each of Spark's files.
         path = self.folder / file.path
         return sum(_unlinked(one) for one in (path, path.with_name(f".{path.name}.crc")))
+
+    def lasts(self, file: AddAction) -> bool:
+        """Say whether a new data file that no log names is there; in a bucket its age tells, without a request."""
+        if self.folder:
+            return (self.folder / file.path).exists()
+        return now_ms() - file.modification_time < UNNAMED_LASTS / timedelta(milliseconds=1)
 
     def write(self, stream: str, tables: Iterable[pa.Table]) -> AddAction:
         """Write rows of a stream into a new data file, durable, and return what the log has to say about it."""

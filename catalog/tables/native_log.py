@@ -247,7 +247,8 @@ class LoadedTable:
         live = set(self.refreshed().files.column("path").to_pylist()) if added else set()
         for file in added:
             if file.path not in live:
-                self.files.storage.delete_file(file.path)
+                with suppress(FileNotFoundError):
+                    self.files.storage.delete_file(file.path)
 
     @contextmanager
     def committing(self) -> Iterator[Snapshot]:
@@ -257,7 +258,17 @@ class LoadedTable:
             yield self.refreshed()
 
     def commit(self, actions: Sequence[AddAction | RemoveAction], *, retries: int | None = 0) -> None:
-        """Write the log entry that follows the loaded version; by default only if no other has."""
+        """Write the log entry that follows the loaded version; by default only if no other has.
+
+        Raises:
+            ConflictError: a new data file may have been deleted meanwhile, because its writer was taken for dead.
+        """
+        for action in actions:
+            if isinstance(action, AddAction) and not self.files.lasts(action):
+                raise ConflictError(
+                    f"{action.path} was written too long ago to be committed to {self.files.uri}: nothing was saved, "
+                    "try again"
+                )
         self.delta.create_write_transaction(
             list(actions),
             mode="append",

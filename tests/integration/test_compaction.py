@@ -13,6 +13,7 @@ from deltalake.exceptions import CommitFailedError
 from catalog import (
     CheckpointCatalog,
     CheckpointManifest,
+    ConflictError,
     CorruptError,
     InvalidInputError,
     ReadOnlyError,
@@ -195,6 +196,50 @@ def test_what_a_killed_writer_left_goes_after_a_week_and_a_running_ones_file_sta
     native.clock.advance(timedelta(hours=2))
     assert of(native.catalog.compact(), Table.ARTIFACTS).freed_bytes >= 1000
     assert not (table / "part-of-a-save.parquet").exists()
+
+
+@pytest.mark.parametrize("commit", ["append to artifacts", "insert into checkpoints"])
+def test_a_writer_that_slept_until_its_file_was_deleted_is_told_so_and_nothing_is_saved(
+    tmp_path, native, monkeypatch, commit
+):
+    store, commits = native.catalog.store("s"), native.catalog.engine._commits
+    other = CheckpointCatalog.native(tmp_path / "catalog", clock=native.clock, durable=False)
+    real, sleeps = commits.run, [8 * DAY]
+
+    def after_a_sleep(attempt, what):
+        if sleeps and commit in what:
+            native.clock.advance(sleeps.pop())
+            other.compact()
+        return real(attempt, what)
+
+    monkeypatch.setattr(commits, "run", after_a_sleep)
+    with pytest.raises(ConflictError, match="nothing was saved, try again"):
+        store.save_with_state(CheckpointManifest.new(1, epoch=1), b"state")
+    assert not sleeps
+    assert store.list_ids() == []
+    store.save_with_state(CheckpointManifest.new(1, epoch=1), b"state")
+    assert store.load_state_data(1) == b"state"
+    assert other.validate(depth="hashes").valid
+
+
+def test_a_file_that_is_committed_just_before_it_would_be_deleted_stays(tmp_path, native, monkeypatch):
+    """Its writer slept for a week, and goes on between the look at the log and the deletion."""
+    place, store = tmp_path / "catalog", native.catalog.store("s")
+    other = CheckpointCatalog.native(place, clock=native.clock, durable=False)
+    loaded = native.catalog.engine._tables[Table.ARTIFACTS]
+    real, real_look, waiting = loaded.append, native_upkeep._removed_at, []
+    monkeypatch.setattr(loaded, "append", waiting.append)
+    store.save_with_state(CheckpointManifest.new(1, epoch=1), b"state")
+    native.clock.advance(8 * DAY)
+
+    def commits_meanwhile(storage):
+        if waiting:
+            real(waiting.pop())
+        return real_look(storage)
+
+    monkeypatch.setattr(native_upkeep, "_removed_at", commits_meanwhile)
+    other.compact()
+    assert store.load_state_data(1) == b"state"
 
 
 def test_the_log_is_shortened_to_the_versions_that_are_promised(tmp_path):
