@@ -54,7 +54,7 @@ def links(
     found: list[tuple[str, PartitionEntry]] = []
     for key in line:
         checkpoint = history.get(key)
-        if checkpoint is None or not (checkpoint.live if key == line[0] else checkpoint.unpurged):
+        if checkpoint is None or not (checkpoint.live if key == line[0] else checkpoint.there):
             what = f"is {checkpoint.status}" if checkpoint else "does not exist"
             raise BrokenChainError(f"{broken} its parent {key} {what}")
         if fold := checkpoint.folded.get((operator, partition)):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from catalog import artifacts, lifecycle
+from catalog import artifacts, chains, lifecycle
 from catalog.errors import CheckpointExistsError, CorruptError
 from catalog.lifecycle import Checkpoint
 from catalog.protocol import Stream
@@ -45,8 +45,10 @@ def copy_stream(source: Stream, target: Stream) -> CopiedStream:
             f"the other catalog already has checkpoints of stream {source.label!r}: copy into a new catalog",
             stream=source.label,
         )
-    kept = [one for one in history.values() if one.unpurged]
-    size = sum(_copy_artifacts(source, target, one) for one in kept)
+    kept = {key for key, one in history.items() if one.unpurged}
+    # One that was purged just when another came to stand on it is still needed.
+    needed = kept | {key for key in chains.needed_by(history, kept) if key in history}
+    size = sum(_copy_artifacts(source, target, history[key]) for key in sorted(needed))
     # The copy holds all its bytes itself.
     own = [replace(one, shared_bytes=0) if one.shared_bytes else one for one in revisions]
     for outcome in target.insert(own):

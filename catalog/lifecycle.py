@@ -129,6 +129,11 @@ class Checkpoint:
         return self.live or self.status is Status.TRASHED
 
     @property
+    def there(self) -> bool:
+        """Its rows are there, and its bytes as long as a checkpoint that is not purged stands on it, even if it is."""
+        return self.origin is not None
+
+    @property
     def parent(self) -> str | None:
         """The checkpoint that its deltas stand on; None if it is complete, or all of them have been folded."""
         newest = self.folds[-1] if self.folds else self.origin

@@ -460,8 +460,10 @@ class Stream(StreamReader):
 
     def mark(self, history: History, key: str, revision: int, change: Change, reason: str, *, attempt: str) -> Revision:
         """Return a revision of a key that may have no row yet; then the stream's format is not known either."""
-        format = history[key].head.format if key in history else ""
-        at, insert_id = self.clock(), keys.new_uuid7()
+        at, insert_id, format = self.clock(), keys.new_uuid7(), ""
+        if key in history:
+            head = history[key].head
+            at, format = max(at, head.at + timedelta(microseconds=1)), head.format
         return Revision(
             stream=self.stream, checkpoint_key=key, revision=revision, change=change, format=format,
             insert_id=insert_id, at=at, actor=self.actor, reason=reason, attempt=attempt,

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from catalog import artifacts, keys, retention
-from catalog.lifecycle import History, live_keys
+from catalog.lifecycle import History
 from catalog.policies import Best, LastValidated, Retention
 from catalog.protocol import Stream, check_span
 from catalog.retention import Plan, Planner
@@ -77,7 +77,7 @@ class CleanUp:
 
 
 def apply(stream: Stream, policy: Retention, *, dry_run: bool) -> tuple[list[Planned], datetime | None]:
-    """Trash what a stream's retention does not keep, and return a line for each checkpoint that was live.
+    """Trash what a stream's retention does not keep, and return a line for each checkpoint that went or is live.
 
     Returns:
         The lines, and until when what went can be restored; None if nothing did.
@@ -85,21 +85,16 @@ def apply(stream: Stream, policy: Retention, *, dry_run: bool) -> tuple[list[Pla
     planner = _planner(stream, policy)
     now = stream.clock()
     history = stream.history()
-    before = planner(history, now)
-    gone = before.trash if dry_run or not before.trash else stream.trash(planner, policy.undo_for).trash
-    freed = freed_bytes(history, artifacts.facts(stream.engine, stream.stream, []), gone.keys())
+    done = planner(history, now)
+    if done.trash and not dry_run:
+        done = stream.trash(planner, policy.undo_for)
+        history = stream.history()  # with what has come since the first look, some of which may have gone as well
+    freed = freed_bytes(history, artifacts.facts(stream.engine, stream.stream, []), done.trash.keys())
     planned = [
-        Planned(
-            stream.label,
-            history[key].id,
-            key not in gone,
-            gone.get(key) or before.keep.get(key) or "it changed meanwhile",
-            history[key].bytes,
-            freed.get(key, 0),
-        )
-        for key in live_keys(history)
+        Planned(stream.label, history[key].id, key not in done.trash, reason, history[key].bytes, freed.get(key, 0))
+        for key, reason in sorted({**done.keep, **done.trash}.items())
     ]
-    return planned, now + policy.undo_for if gone else None
+    return planned, now + policy.undo_for if done.trash else None
 
 
 def _planner(stream: Stream, policy: Retention) -> Planner:

@@ -146,8 +146,10 @@ class StreamReader:
         """
         for _ in range(ROUNDS):
             found = self.require_live(key, self.find(key))
+            self._refuse_purged_since(key)
             line = [key, *(chains.ancestors(self.history(), key) if found.parent else ())]
             seen = self.history(line, manifests=True) if found.parent else {key: found}
+            self.require_live(key, seen.get(key))  # of the same look as the chain: it may have gone since the first
             try:
                 return read(line, seen)
             except (ClosedIdError, CorruptError, BrokenChainError, _MovedError):
@@ -190,7 +192,7 @@ class StreamReader:
             key: the checkpoint.
             path: the artifact.
             own_attempt: what the caller has staged itself.
-            from_trash: also of a checkpoint in the trash, on which a live one may stand.
+            from_trash: also of a checkpoint that is in the trash, or purged but not swept: a live one may stand on it.
 
         Raises:
             ArtifactNotFoundError: there is no such artifact.
@@ -207,9 +209,9 @@ class StreamReader:
     ) -> Iterator[tuple[str, artifacts.Rows | None]]:
         """Give the attempt to read, and its first bytes if they are there already; explain what goes wrong then."""
         seen, first_batches = self._look(key, path)
-        if isinstance(self.engine, MomentEngine) and (now := self.now(key)) and not now.unpurged:
-            raise self.closed(now)
-        if seen is not None and not (from_trash and seen.unpurged):
+        if not from_trash:
+            self._refuse_purged_since(key)
+        if seen is not None and not (from_trash and seen.there):
             self.require_live(key, seen)
         attempt = seen.attempt_of(path) if seen and seen.origin else self._staged_attempt(key, path, own_attempt)
         try:
@@ -258,6 +260,11 @@ class StreamReader:
         if isinstance(fault, NoSuchArtifact) and not expected:
             return ArtifactNotFoundError(where + str(fault), stream=self.label, key=key)
         return CorruptError(where + str(fault), stream=self.label, key=key, missing=isinstance(fault, NoSuchArtifact))
+
+    def _refuse_purged_since(self, key: str) -> None:
+        """Tell that a checkpoint of an earlier moment was purged since, whether its bytes are swept or not."""
+        if isinstance(self.engine, MomentEngine) and (now := self.now(key)) and not now.unpurged:
+            raise self.closed(now)
 
     def now(self, key: str) -> Checkpoint | None:
         """Return a checkpoint as it is now, whatever moment this stream shows."""

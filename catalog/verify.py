@@ -73,7 +73,7 @@ class Verifier:
         self._vnode_count = vnode_count
 
     def check(self, key: str, depth: Depth = Depth.HASHES, *, along_chain: bool = False) -> ValidationResult | None:
-        """Return what is wrong with a checkpoint, None if it is not live (any more).
+        """Return what is wrong with a checkpoint, None if it is not live (any more), or was purged since that moment.
 
         Args:
             key: the checkpoint.
@@ -91,6 +91,8 @@ class Verifier:
             except CorruptError as error:
                 result = ValidationResult(keys.checkpoint_id(key), (failure("state_unreadable", str(error)),))
             faulty = closed or (result is not None and not result.valid)
+            if faulty and (now := self._stream.now(key)) and not now.unpurged:
+                return None  # perhaps since the moment that is looked at, which does not change
             if not faulty or heads(self._stream.history(line)) == heads(loaded):
                 return result
         return result

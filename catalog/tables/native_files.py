@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from catalog.tables.schema import CHECKPOINT_FACTS, SCHEMAS, definition
 from catalog.threads import start
 
 SMALL_FILE = 1 << 20
+UNNAMED_LASTS = timedelta(days=1)
+"""How long ago a data file may have been written that is committed; far less than after what time it is deleted."""
 REMEMBERED_FILES = 1024
 """Small files of `checkpoints` whose rows are kept in memory: a stream is looked through at every save that prunes."""
 _ROW_GROUP_ROWS, _ROW_GROUP_BYTES = 256, 16 << 20
@@ -111,16 +114,19 @@ class DataFiles:
 
     def _groups(self, path: str, where: Where, expected: pa.Schema) -> Iterator[pa.Table]:
         """Yield the rows of one data file that meet every condition, a row group at a time."""
-        try:
-            with self.open(path) as source, pq.ParquetFile(source, **_READING) as file:
-                is_small = source.size() < SMALL_FILE
-                for group in range(file.num_row_groups):
-                    if may_have(file.metadata.row_group(group), where):
-                        rows = _read_group(file, group, expected, where, is_small=is_small)
-                        if rows is not None:
-                            yield rows
-        except pa.ArrowInvalid as error:
-            raise CorruptError(f"{path} of {self._place}, {self.table}, is damaged: {first_line(error)}") from error
+        with self.open(path) as source:
+            is_small = source.size() < SMALL_FILE
+            try:
+                with pq.ParquetFile(source, **_READING) as file:
+                    for group in range(file.num_row_groups):
+                        if may_have(file.metadata.row_group(group), where):
+                            rows = _read_group(file, group, expected, where, is_small=is_small)
+                            if rows is not None:
+                                yield rows
+            except (pa.ArrowException, UnicodeDecodeError, KeyError, OSError) as error:
+                if not _tells_damage(error, at_hand=self.folder is not None or is_small):
+                    raise
+                raise CorruptError(f"{path} of {self._place}, {self.table}, is damaged: {first_line(error)}") from error
 
     def parts(self, stream: str, path: str) -> Iterator[pa.Table]:
         """Yield all rows of a data file of a stream with all columns, a row group at a time."""
@@ -143,6 +149,12 @@ class DataFiles:
         # Hadoop hides a checksum beside each of Spark's files.
         path = self.folder / file.path
         return sum(_unlinked(one) for one in (path, path.with_name(f".{path.name}.crc")))
+
+    def lasts(self, file: AddAction) -> bool:
+        """Say whether a new data file that no log names is there; in a bucket its age tells, without a request."""
+        if self.folder:
+            return (self.folder / file.path).exists()
+        return now_ms() - file.modification_time < UNNAMED_LASTS / timedelta(milliseconds=1)
 
     def write(self, stream: str, tables: Iterable[pa.Table]) -> AddAction:
         """Write rows of a stream into a new data file, durable, and return what the log has to say about it."""
@@ -219,7 +231,9 @@ def _read_group(
         # Handing a few rows' columns to threads takes longer than reading them.
         rows = file.read_row_group(group, columns=list(names), use_threads=not is_small)
         # Other writers' files may have kinds of text and time that filters do not know.
-        return rows.select(names).cast(pa.schema([expected.field(name) for name in names]))
+        rows = rows.select(names).cast(pa.schema([expected.field(name) for name in names]))
+        rows.validate(full=True)  # a damaged page may decode into what is no text
+        return rows
 
     asked = sorted({condition.column for condition in where})
     at_once = is_small or not where
@@ -231,6 +245,18 @@ def _read_group(
     rows = rows if at_once else read(expected.names)
     # A selection is a copy, and most often all rows of a group are wanted.
     return rows if len(wanted) == rows.num_rows else rows.take(wanted)
+
+
+def _tells_damage(error: Exception, *, at_hand: bool) -> bool:
+    """Say whether a failed read is the data file's fault: Arrow's word for a damaged page is an OSError too.
+
+    Args:
+        error: why it failed.
+        at_hand: whether no network was asked meanwhile, which may fail as well.
+    """
+    if isinstance(error, OSError):
+        return at_hand and error.errno is None
+    return not isinstance(error, MemoryError)
 
 
 def _told_rows(table: Table, told: list[dict[str, Any]], where: Where, names: list[str]) -> pa.Table:

@@ -240,9 +240,15 @@ class LoadedTable:
             raise
 
     def discard(self, added: Sequence[AddAction]) -> None:
-        """Delete new data files that were not committed."""
+        """Delete new data files that were not committed.
+
+        The log has the last word: a storage that repeats a request of its own takes its first success for a rival.
+        """
+        live = set(self.refreshed().files.column("path").to_pylist()) if added else set()
         for file in added:
-            self.files.storage.delete_file(file.path)
+            if file.path not in live:
+                with suppress(FileNotFoundError):
+                    self.files.storage.delete_file(file.path)
 
     @contextmanager
     def committing(self) -> Iterator[Snapshot]:
@@ -252,7 +258,17 @@ class LoadedTable:
             yield self.refreshed()
 
     def commit(self, actions: Sequence[AddAction | RemoveAction], *, retries: int | None = 0) -> None:
-        """Write the log entry that follows the loaded version; by default only if no other has."""
+        """Write the log entry that follows the loaded version; by default only if no other has.
+
+        Raises:
+            ConflictError: a new data file may have been deleted meanwhile, because its writer was taken for dead.
+        """
+        for action in actions:
+            if isinstance(action, AddAction) and not self.files.lasts(action):
+                raise ConflictError(
+                    f"{action.path} was written too long ago to be committed to {self.files.uri}: nothing was saved, "
+                    "try again"
+                )
         self.delta.create_write_transaction(
             list(actions),
             mode="append",

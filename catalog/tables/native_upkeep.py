@@ -41,6 +41,7 @@ UNNAMED_KEPT = timedelta(days=7)
 Spread = Callable[[Sequence[bytes], Callable[[Engine, bytes], bytes]], Iterator[bytes]]
 """Runs work(engine, task) where the workers are; see Engine.spread."""
 _DELETE_EVERY_S = 3600
+_DELETED_AT_ONCE = 100
 _BATCH_BYTES = 16 << 20
 _COMMIT_BYTES, _COMMIT_GROUPS = 256 << 20, 32
 """A commit takes so much along: fewer log entries, and little is lost to a sweep that was faster."""
@@ -214,7 +215,8 @@ class Upkeep:
     def _delete(self, kept_for: timedelta, *, dry_run: bool) -> tuple[int, int, int]:
         """Delete data files that were removed so long ago, or that no log names, left by killed writers.
 
-        No version that can be read names them any more, so nobody has to wait, and the log says nothing about it.
+        No version that can be read names them any more, so the log says nothing about it. A few at a time, each with a
+        new look: who is about to commit one, after a long sleep, finds it gone, or has committed it.
 
         Returns:
             How many, how many bytes the disk got back, and how many bytes wait until they are old enough.
@@ -224,17 +226,28 @@ class Upkeep:
         live = set(self._loaded.refreshed().files.column("path").to_pylist())
         removed_at = _removed_at(self._files.storage)
         now = self._clock()
-        deleted = freed = waiting = 0
+        doomed, waiting = [], 0
         for info in listed:
             if info.path in live:
                 continue
             removed = removed_at.get(info.path)
             if removed + kept_for <= now if removed else info.mtime + UNNAMED_KEPT <= now:
-                size = info.size if dry_run else self._files.delete(info)
-                deleted, freed = deleted + bool(size), freed + size
+                doomed.append(info)
             elif removed:
                 waiting += info.size
-        return deleted, freed, waiting
+        if dry_run:
+            return len(doomed), sum(info.size for info in doomed), waiting
+        sizes = [
+            size
+            for first in range(0, len(doomed), _DELETED_AT_ONCE)
+            for size in self._delete_some(doomed[first : first + _DELETED_AT_ONCE])
+        ]
+        return sum(map(bool, sizes)), sum(sizes), waiting
+
+    def _delete_some(self, doomed: Sequence[pa_fs.FileInfo]) -> list[int]:
+        with self._loaded.committing() as snapshot:
+            live = set(snapshot.files.column("path").to_pylist())
+            return [self._files.delete(info) for info in doomed if info.path not in live]
 
 
 # -- rewriting, where the workers are ----------------------------------------------------------------------------------

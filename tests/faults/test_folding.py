@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from catalog import AppendLog, CheckpointCatalog, ClosedIdError, Last, Retention, retention
+from catalog import AppendLog, CheckpointCatalog, ClosedIdError, Last, Retention, TrashedError, retention
 from catalog.lifecycle import Change
 from catalog.sweep import sweep
 from catalog.tables.port import Equals, Table
@@ -323,3 +323,73 @@ def test_long_races_of_folding_against_writers_readers_and_clean_up(
     done = race(catalog, place, folder, rounds, monkeypatch)
     print(f"\na {reader} reader beside folding with {folder}: {dict(done)}")
     assert done["folds"]
+
+
+def trash(world, *ids):
+    world.stream.trash(lambda history, now: retention.drop(history, ids, "test", now), NOW)
+    world.clock.now += timedelta(minutes=6)
+
+
+def check_live_on_purged(world, id, expected, purged, tmp_path):
+    """What a live checkpoint stands on is kept and read, though it is marked as purged."""
+    statuses = {key: one.status for key, one in world.stream.history().items()}
+    assert statuses[id] == "committed"
+    assert [key for key, status in statuses.items() if status == "purged"] == purged
+    sweep(world.stream, NOW)
+    assert world.state(id) == expected
+    assert world.catalog.validate([world.name], depth="hashes").results == ()
+    folder = world.catalog.restore_into(world.name, id, tmp_path / "restored")
+    assert b"".join(file.read_bytes() for file in sorted((folder / "artifacts").iterdir())) == expected
+    version = world.catalog.engine.versions()[-1].number
+    assert world.state(id, world.catalog.as_of(version=version)) == expected
+    copy = CheckpointCatalog.native(tmp_path / "copy", create=True)
+    world.catalog.copy_to(copy, [world.name])
+    assert world.state(id, copy) == expected
+
+
+def test_i1_a_checkpoint_restored_while_its_chain_is_purged_is_read_on(world, tmp_path):
+    """The window of all is over; purge has planned to take all when the newest is restored."""
+    trash(world, *world.ids)
+    world.engine.before["insert_unless"] = lambda: world.stream.restore(world.tip)
+    assert world.slow_stream.purge() == world.ids[:-1]
+    check_live_on_purged(world, world.tip, world.expected, world.ids[:-1], tmp_path)
+    world.fold(world.catalog)
+    world.catalog.clean_up([world.name], grace=NOW)
+    assert {key for key, _ in world.attempts()} == {world.tip}
+    assert world.state() == world.expected
+
+
+def test_i1_a_delta_saved_between_a_purges_look_and_its_mark_is_read_on(world, tmp_path):
+    """Its saver saw the parent live, and slept through the parent's undo window."""
+    looked, goes_on = threading.Event(), threading.Event()
+    children = []
+
+    def sleep():
+        looked.set()
+        goes_on.wait()
+
+    def saved():
+        goes_on.set()
+        saver.join()
+
+    world.engine.before["insert_unless"] = sleep
+    saver = threading.Thread(
+        target=lambda: children.append(save(world.slow, world.name, world.tip, delta(len(world.ids))))
+    )
+    saver.start()
+    looked.wait()
+    trash(world, world.tip)
+    purger = Interleaved(world.catalog.engine)
+    purger.before["insert_unless"] = saved
+    assert CheckpointCatalog(purger, clock=world.clock).stream(world.name).purge() == [world.tip]
+    check_live_on_purged(world, *children, log_of(len(world.ids) + 1), [world.tip], tmp_path)
+
+
+def test_a_checkpoint_that_goes_between_two_looks_at_its_chain_is_told_as_gone_not_as_broken(world, tmp_path):
+    world.engine.after["scan", Table.CHECKPOINTS] = lambda: trash(world, world.tip)
+    with pytest.raises(TrashedError):
+        world.state(catalog=world.slow)
+    world.stream.restore(world.tip)
+    world.engine.after["scan", Table.CHECKPOINTS] = lambda: trash(world, world.tip)
+    with pytest.raises(TrashedError):
+        world.slow.restore_into(world.name, world.tip, tmp_path / "restored")

@@ -548,3 +548,16 @@ def test_a_row_stands_later_than_what_it_stands_on_even_when_the_clock_goes_back
     parent, child = history[f"{1:020d}"], history[f"{2:020d}"]
     assert child.origin.at > parent.head.at
     assert child.head.at > child.origin.at
+
+
+def test_a_mark_of_a_sweeper_whose_clock_is_behind_stands_later_than_the_rows_before_it(world):
+    """Else an earlier moment that rows tell would have the mark, and miss what came before it: a gap."""
+    world.save(1, state=b"x")
+    world.stream.stage(f"{1:020d}", keys.new_uuid7(), "orphan", "snapshot", b"x")
+    world.clock.now += timedelta(days=1)
+    world.store.pin(1, "kept")
+    world.clock.now -= timedelta(hours=12)
+    assert sweep(world.stream, NOW).orphans == 1
+    rows = sorted(world.stream.revisions(), key=lambda row: row.revision)
+    assert [row.change for row in rows] == ["saved", "pinned", "abandoned"]
+    assert rows[2].at > rows[1].at

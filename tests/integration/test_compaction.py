@@ -8,10 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures
+from deltalake.exceptions import CommitFailedError
 
 from catalog import (
     CheckpointCatalog,
     CheckpointManifest,
+    ConflictError,
     CorruptError,
     InvalidInputError,
     ReadOnlyError,
@@ -196,6 +198,50 @@ def test_what_a_killed_writer_left_goes_after_a_week_and_a_running_ones_file_sta
     assert not (table / "part-of-a-save.parquet").exists()
 
 
+@pytest.mark.parametrize("commit", ["append to artifacts", "insert into checkpoints"])
+def test_a_writer_that_slept_until_its_file_was_deleted_is_told_so_and_nothing_is_saved(
+    tmp_path, native, monkeypatch, commit
+):
+    store, commits = native.catalog.store("s"), native.catalog.engine._commits
+    other = CheckpointCatalog.native(tmp_path / "catalog", clock=native.clock, durable=False)
+    real, sleeps = commits.run, [8 * DAY]
+
+    def after_a_sleep(attempt, what):
+        if sleeps and commit in what:
+            native.clock.advance(sleeps.pop())
+            other.compact()
+        return real(attempt, what)
+
+    monkeypatch.setattr(commits, "run", after_a_sleep)
+    with pytest.raises(ConflictError, match="nothing was saved, try again"):
+        store.save_with_state(CheckpointManifest.new(1, epoch=1), b"state")
+    assert not sleeps
+    assert store.list_ids() == []
+    store.save_with_state(CheckpointManifest.new(1, epoch=1), b"state")
+    assert store.load_state_data(1) == b"state"
+    assert other.validate(depth="hashes").valid
+
+
+def test_a_file_that_is_committed_just_before_it_would_be_deleted_stays(tmp_path, native, monkeypatch):
+    """Its writer slept for a week, and goes on between the look at the log and the deletion."""
+    place, store = tmp_path / "catalog", native.catalog.store("s")
+    other = CheckpointCatalog.native(place, clock=native.clock, durable=False)
+    loaded = native.catalog.engine._tables[Table.ARTIFACTS]
+    real, real_look, waiting = loaded.append, native_upkeep._removed_at, []
+    monkeypatch.setattr(loaded, "append", waiting.append)
+    store.save_with_state(CheckpointManifest.new(1, epoch=1), b"state")
+    native.clock.advance(8 * DAY)
+
+    def commits_meanwhile(storage):
+        if waiting:
+            real(waiting.pop())
+        return real_look(storage)
+
+    monkeypatch.setattr(native_upkeep, "_removed_at", commits_meanwhile)
+    other.compact()
+    assert store.load_state_data(1) == b"state"
+
+
 def test_the_log_is_shortened_to_the_versions_that_are_promised(tmp_path):
     place = tmp_path / "catalog"
     catalog = CheckpointCatalog.native(place, create=True, durable=False, maintain_every=0, keep_versions=20)
@@ -280,10 +326,10 @@ def test_of_two_compactions_at_once_one_wins_and_the_other_leaves_no_file(tmp_pa
     assert len(list((place / Table.ARTIFACTS).glob("*.parquet"))) == 11
 
 
-def test_a_merge_whose_commit_may_have_happened_never_loses_its_new_file(tmp_path, native, monkeypatch):
-    fill(tmp_path / "catalog")
-    loaded = native.catalog.engine._tables[Table.ARTIFACTS]
-    real, failures = loaded.commit, [OSError("connection reset")]
+def commits_and_fails(catalog, monkeypatch, error):
+    """Let the next commit to `artifacts` happen, and its caller believe that it did not."""
+    loaded = catalog.engine._tables[Table.ARTIFACTS]
+    real, failures = loaded.commit, [error]
 
     def committed_and_failed(*arguments, **options):
         real(*arguments, **options)
@@ -291,9 +337,34 @@ def test_a_merge_whose_commit_may_have_happened_never_loses_its_new_file(tmp_pat
             raise failures.pop()
 
     monkeypatch.setattr(loaded, "commit", committed_and_failed)
+    return failures
+
+
+# A store that answers too late is asked again by its client, which then finds its own commit in the way.
+FAILURES = pytest.mark.parametrize("error", [OSError("reset"), CommitFailedError("version exists")], ids=repr)
+
+
+@FAILURES
+def test_a_merge_whose_commit_may_have_happened_never_loses_its_new_file(tmp_path, native, monkeypatch, error):
+    fill(tmp_path / "catalog")
+    failures = commits_and_fails(native.catalog, monkeypatch, error)
     native.catalog.compact(keep_removed=AT_ONCE)
+    assert not failures
     assert native.catalog.validate(depth="hashes").valid
     assert len(live(tmp_path / "catalog", Table.ARTIFACTS)) == 1
+
+
+@FAILURES
+def test_a_sweep_whose_commit_may_have_happened_never_loses_the_rows_that_stay(tmp_path, native, monkeypatch, error):
+    fill(tmp_path / "catalog")
+    native.catalog.compact()
+    native.catalog.store("s").prune(5, undo_for=AT_ONCE)
+    native.clock.advance(DAY)
+    failures = commits_and_fails(native.catalog, monkeypatch, error)
+    native.catalog.clean_up(grace=AT_ONCE)
+    assert not failures
+    assert native.catalog.engine.scan(Table.ARTIFACTS, [], ["checkpoint_key"]).num_rows == 5
+    assert native.catalog.validate(depth="hashes").valid
 
 
 def test_spark_merges_artifacts_where_its_workers_are(spark, tmp_path, monkeypatch):

@@ -342,6 +342,22 @@ def test_a_version_whose_data_files_are_gone_is_out_of_reach_and_its_time_is_tol
     assert past.store("s").list_ids() == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("depth", ["metadata", "hashes"])
+def test_validation_of_a_moment_calls_nothing_broken_that_was_purged_since(harness, catalog, depth):
+    store = save_v1(catalog, count=3)
+    version = catalog.engine.versions()[-1].number
+    stream = catalog.stream("s")
+    stream.trash(lambda history, now: retention.drop(history, [keys.integer_key(3)], "test", now), timedelta(0))
+    harness.clock.advance(timedelta(minutes=6))
+    store.cleanup_orphans(timedelta(0))
+    harness.lose_state("s", keys.integer_key(1))
+    past = catalog.as_of(version=version)
+    report = past.validate(["s"], depth=depth)
+    assert [result.checkpoint_id for _, result in report.results] == [1], report.explain()
+    assert (report.checked, report.of_checkpoints) == (2, 3)
+    assert past.recover("s").chosen_id == 2
+
+
 def test_what_was_purged_since_is_told_as_such_though_its_bytes_are_there(harness, catalog):
     store = save_v1(catalog, count=2)
     version = catalog.engine.versions()[-1].number

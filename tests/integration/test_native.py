@@ -1,5 +1,6 @@
 """The native engine: no JVM, commits that are seen everywhere, logs that stay short, bytes that stay the same."""
 
+import errno
 import itertools
 import os
 import subprocess
@@ -8,6 +9,7 @@ import threading
 from datetime import UTC, datetime
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -330,6 +332,38 @@ def test_recovery_falls_back_from_a_damaged_data_file_and_other_streams_are_tidi
     assert "cannot be merged" in caplog.text
     assert not log_entry(table, 0).exists(), "the log is shortened all the same"
     assert other.list_ids() == list(range(1, 20))
+
+
+@pytest.mark.parametrize("at", [0.0, 0.2, 0.5], ids=["head", "page", "middle"])
+def test_recovery_falls_back_from_a_file_whose_pages_cannot_be_decoded(tmp_path, at):
+    """Arrow tells a damaged page by an OSError, as it tells a disk that fails."""
+    catalog = new_catalog(tmp_path, maintain_every=0)
+    store, table = catalog.store("s"), tmp_path / "catalog" / Table.ARTIFACTS
+    store.save_with_state(CheckpointManifest.new(1, epoch=1), b"good")
+    before = set(table.glob("*.parquet"))
+    store.save_with_state(CheckpointManifest.new(2, epoch=1), b"compressible " * 50_000)
+    (newest,) = set(table.glob("*.parquet")) - before
+    content = bytearray(newest.read_bytes())
+    first = int(len(content) * at)
+    content[first : first + 100] = bytes(byte ^ 0xA5 for byte in content[first : first + 100])
+    newest.write_bytes(content)
+    with pytest.raises(CorruptError):
+        store.load_state_data(2)
+    assert store.recover_latest_validated().chosen_id == 1
+    assert [one.checkpoint_id for _, one in catalog.validate(["s"], depth="hashes").results] == [2]
+    assert store.load_state_data(1) == b"good"
+
+
+def test_a_disk_that_cannot_be_read_is_not_called_a_damaged_file(tmp_path, monkeypatch):
+    store = new_catalog(tmp_path).store("s")
+    store.save_with_state(CheckpointManifest.new(1, epoch=1), b"state")
+
+    def fail(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        store.load_state_data(1)
 
 
 def test_a_lock_that_stays_busy_leaves_no_file_behind(tmp_path):

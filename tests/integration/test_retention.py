@@ -52,6 +52,25 @@ def lines(report):
     return {(one.stream, one.checkpoint_id): (one.keep, one.reason) for one in report.planned}
 
 
+def test_the_report_tells_what_came_after_the_first_look_and_went_too(catalog, monkeypatch):
+    save(catalog, "s", range(1, 4))
+    real, late = catalog.engine.scan, [range(4, 7)]
+
+    def scan(table, *arguments, **options):
+        found = real(table, *arguments, **options)
+        if table is Table.CHECKPOINTS and late:
+            save(catalog, "s", late.pop())
+        return found
+
+    monkeypatch.setattr(catalog.engine, "scan", scan)
+    report = catalog.apply_retention([Retention((Last(2),))], ["s"])
+    assert catalog.store("s").list_ids() == [5, 6]
+    assert lines(report) == {
+        **{("s", number): (False, "not one of the newest 2") for number in range(1, 5)},
+        **{("s", number): (True, "one of the newest 2") for number in (5, 6)},
+    }
+
+
 def test_a_dry_run_says_what_would_go_and_changes_nothing(harness, catalog):
     save(catalog, "s", range(1, 6))
     before = harness.checkpoint_rows("s")

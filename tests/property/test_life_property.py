@@ -82,7 +82,7 @@ class Life(RuleBasedStateMachine):
         """Say which live ones stay: the newest, the pinned, and the newest that recovery could choose."""
         live = sorted(self.live)
         recoverable = [number for number in live if self.kept[number].sink == "Committed"]
-        return {*live[len(live) - keep :], *recoverable[-1:], *(one for one in live if self.kept[one].pinned)}
+        return {*live[-keep:], *recoverable[-1:], *(one for one in live if self.kept[one].pinned)}
 
     # -- what may happen -------------------------------------------------------------------------------------------
 
