@@ -146,7 +146,7 @@ class SparkEngine:
                 for task in batch.column("task").to_pylist():
                     yield from make(task)
 
-        frame = self.spark.createDataFrame([(bytearray(task),) for task in tasks], "task BINARY")
+        frame = self.spark.createDataFrame(pa.table({"task": pa.array(tasks, pa.binary())}))
         schema = self.spark.createDataFrame(SCHEMAS[table].empty_table()).schema
         self._append(table, frame.repartition(len(tasks)).mapInArrow(run, schema))
 
@@ -221,8 +221,10 @@ class SparkEngine:
                     yield pa.RecordBatch.from_pydict({"number": pa.array([number], pa.int32()), "task": [done]})
 
         for first in range(0, len(tasks), _TASKS_AT_ONCE):
-            some = [(number, bytearray(task)) for number, task in enumerate(tasks[first : first + _TASKS_AT_ONCE])]
-            frame = self.spark.createDataFrame(some, "number INT, task BINARY").repartition(len(some))
+            some = tasks[first : first + _TASKS_AT_ONCE]
+            rows = pa.table({"number": pa.array(range(len(some)), pa.int32()), "task": pa.array(some, pa.binary())})
+            # From Arrow: a list would be turned into rows by Python workers, in a stage of its own.
+            frame = self.spark.createDataFrame(rows).repartition(len(some))
             results = frame.mapInArrow(run, "number INT, task BINARY").toArrow().to_pylist()
             yield from (row["task"] for row in sorted(results, key=lambda row: row["number"]))
 

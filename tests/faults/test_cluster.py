@@ -198,13 +198,13 @@ def submit(cluster, environment):
 
 
 def kill_a_worker_at_work(cluster, submitted):
-    """Kill a worker with its executor while that runs Python; the first to do so."""
+    """Kill a worker with its executor while that has a task of ours, which loads deltalake; the first to do so."""
 
     def at_work():
         for worker in cluster.workers:
             for one in of_session(worker.pid):
                 with suppress(psutil.Error):
-                    if "pyspark.daemon" in one.cmdline():
+                    if any("deltalake" in mapped.path for mapped in one.memory_maps()):
                         return worker
         return None
 
