@@ -93,14 +93,25 @@ def test_every_block_of_a_page_does_what_it_shows(file, request, tmp_path, monke
             printed = ""
 
 
+def anchors(file):
+    """Return the anchors that the headings of a page make."""
+    headings = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
-def test_every_file_a_page_points_to_is_there_and_every_block_has_a_kind(file):
-    text = file.read_text("utf-8")
-    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text) if "://" not in target]
-    assert [target for target in targets if target and not (file.parent / target).exists()] == []
-    known = {"python", "sh", "sql", "text"}
-    if file.name not in RUN_ELSEWHERE and file.name != "README.md":
-        assert {kind for kind, _ in BLOCK.findall(text)} <= known
+def test_whatever_a_page_points_to_is_there(file):
+    targets = [target for target in re.findall(r"\]\(([^)]+)\)", file.read_text("utf-8")) if "://" not in target]
+    for path, _, anchor in (target.partition("#") for target in targets):
+        target = file.parent / path if path else file
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("docs/*.md")), ids=lambda file: file.name)
+def test_every_block_of_a_page_has_a_kind_that_is_run(file):
+    kinds = {kind for kind, _ in BLOCK.findall(file.read_text("utf-8"))}
+    assert file.name in RUN_ELSEWHERE or kinds <= {"python", "sh", "sql", "text"}
 
 
 FORMAT = (ROOT / "docs" / "FORMAT.md").read_text("utf-8")
