@@ -4,7 +4,10 @@ A process has either a Spark of its own or a remote one, so these do not run amo
 """
 
 import asyncio
+import json
 import os
+import subprocess
+import sys
 import threading
 import uuid
 from datetime import timedelta
@@ -136,6 +139,14 @@ def test_what_the_executors_do_by_themselves_is_done_by_the_server(harness, stre
     assert [one.reason for one in folded.chains] == ["2 links became one snapshot"]
     catalog.compact()
     assert store.load_state_data(1) == (tmp_path / "state").read_bytes()
+
+
+def test_a_job_runs_on_the_server(harness, stream):
+    harness.catalog.store(stream).save_with_state(manifest(1), b"state")
+    job = [sys.executable, "-m", "jobs.verify_checkpoints", harness.catalog.engine.place.path, "--stream", stream]
+    done = subprocess.run([*job, "--output", "json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["checked"] == 1
 
 
 def test_deleting_and_going_back_work(harness, stream):
