@@ -96,7 +96,8 @@ def build_session(
 ) -> SparkSession:
     """Start a Spark session with Delta, or return the one that runs.
 
-    A running session keeps what only counts when its JVM starts: jars, memory, Java options.
+    A running session keeps what only counts when its JVM starts: jars, memory, Java options. Where the environment
+    names a Spark Connect server (SPARK_REMOTE), the session is that server's, with its own settings.
 
     Args:
         app_name: The application's name.
@@ -110,6 +111,8 @@ def build_session(
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
+    if address := os.environ.get("SPARK_REMOTE"):
+        return _remote_session(address, settings or {})
     fixed: dict[str, str] = {}
     jars: dict[str, str] = {}
     running = SparkContext._active_spark_context
@@ -150,6 +153,20 @@ def build_session(
         )
     if running is None:  # PySpark reads this setting only under spark-submit, and otherwise starts python3 from PATH
         spark.sparkContext.pythonExec = merged["spark.pyspark.python"]
+    return spark
+
+
+def _remote_session(address: str, settings: Mapping[str, str]) -> SparkSession:
+    """Connect to a server, whose jars and defaults are its own."""
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.builder.config(map={**settings}).getOrCreate()
+    if not has_delta(spark):
+        spark.stop()
+        raise SessionError(
+            f"The Spark Connect server at {address} has no Delta: start it with `--packages {delta_package()}` and "
+            "with spark.sql.extensions and spark.sql.catalog.spark_catalog as delta-spark asks."
+        )
     return spark
 
 

@@ -34,7 +34,7 @@ from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
 from catalog.tables.names import Place, TableName, path_place
 from catalog.tables.opening import check_format, created, creating, no_catalog
 from catalog.tables.port import Between, Condition, Engine, Equals, In, Merging, Outcome, Table, Unless, Version
-from catalog.tables.schema import SCHEMAS, create_statement
+from catalog.tables.schema import create_statement
 
 if TYPE_CHECKING:
     from catalog.tables.native import NativeEngine
@@ -147,7 +147,7 @@ class SparkEngine:
                     yield from make(task)
 
         frame = self.spark.createDataFrame(pa.table({"task": pa.array(tasks, pa.binary())}))
-        schema = self.spark.createDataFrame(SCHEMAS[table].empty_table()).schema
+        schema = self.spark.table(self._names[table]).schema
         self._append(table, frame.repartition(len(tasks)).mapInArrow(run, schema))
 
     def insert_unless(self, rows: pa.Table, unless: Sequence[Unless] = ()) -> list[Outcome]:
