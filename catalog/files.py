@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from catalog import keys, restore
-from catalog.errors import BasePurgedError, CatalogError, CheckpointExistsError, CorruptError, InvalidInputError
+from catalog.errors import (
+    BasePurgedError,
+    CatalogError,
+    CheckpointExistsError,
+    CheckpointStreamError,
+    CorruptError,
+    InvalidInputError,
+)
 from catalog.handles import StateHandle
 from catalog.manifest import CheckpointManifest, parse_any
 from catalog.protocol import Stream
@@ -86,8 +93,10 @@ def save(
     for rounds_left in reversed(range(ROUNDS)):
         try:
             return _save(store, files, store.next_id() if checkpoint_id is None else checkpoint_id, epoch, fields)
-        except (CheckpointExistsError, BasePurgedError) as error:
-            if not rounds_left or (checkpoint_id is not None and isinstance(error, CheckpointExistsError)):
+        except CatalogError as error:
+            told = error.__cause__ if isinstance(error, CheckpointStreamError) else error
+            was_free = checkpoint_id is None and isinstance(told, CheckpointExistsError)
+            if not rounds_left or not (was_free or isinstance(told, BasePurgedError)):
                 raise
     raise AssertionError("the last round returns or raises")
 

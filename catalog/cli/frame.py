@@ -99,6 +99,9 @@ def make_app(name: str, **settings: Any) -> typer.Typer:
 
 def run_app(app: typer.Typer, arguments: Sequence[str] | None) -> None:
     """Run a command and exit."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller has closed it
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - as long as the process lasts
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show is escaped, not an error
         sys.stdout.reconfigure(errors="backslashreplace")
     app(arguments, prog_name=app.info.name)

@@ -8,7 +8,7 @@ from typing import Any
 from catalog.catalog import CheckpointCatalog
 from catalog.cli.frame import ExitCode, sentence
 from catalog.cli.job import Done, chosen_streams, progressing
-from catalog.cli.output import Output
+from catalog.cli.output import Output, visible
 from catalog.errors import CatalogError
 from catalog.policies import Retention
 from catalog.prune import CleanUp, RetentionReport
@@ -105,7 +105,7 @@ class LetGo:
     def cleaned_lines(self) -> list[str]:
         """What was purged and swept, and what was left alone, for people."""
         lines = [_told(one, self.report.dry_run) for one in self.cleaned]
-        return [*filter(None, lines), *(f"left alone: {name}: {error}" for name, error in self.errors.items())]
+        return [*filter(None, lines), *(f"left alone: {visible(name)}: {error}" for name, error in self.errors.items())]
 
 
 def let_go(
@@ -182,6 +182,6 @@ def _told(one: CleanUp, dry_run: bool) -> str:
     orphans = f" {swept.orphans} of them orphaned," if swept.orphans else ""
     attempts = swept.orphans + swept.purged
     return (
-        f"{one.stream}: {len(one.purged)} checkpoints {would}purged, {attempts} attempts {would}swept,{orphans} "
-        f"{swept.chunks} chunks"
+        f"{visible(one.stream)}: {len(one.purged)} checkpoints {would}purged, "
+        f"{attempts} attempts {would}swept,{orphans} {swept.chunks} chunks"
     )
