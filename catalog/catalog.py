@@ -199,10 +199,15 @@ class CheckpointCatalog:
         """Return a manager that saves a stream's CheckpointState every `interval` events of that stream."""
         return CheckpointStateManager(self.state_store(max_per_stream=max_per_stream), interval)
 
-    def streams(self) -> list[str]:
-        """Return the names of all streams that have a row."""
-        found = self.engine.scan(Table.CHECKPOINTS, [], ["stream"]).column("stream").unique().to_pylist()
-        return sorted(keys.stream_label(stream) for stream in found)
+    def streams(self, *, staged: bool = False) -> list[str]:
+        """Return the names of all streams that have a row.
+
+        Args:
+            staged: also of those whose first save never came to an end, of which there are only bytes.
+        """
+        tables = (Table.CHECKPOINTS, Table.ARTIFACTS) if staged else (Table.CHECKPOINTS,)
+        found = {one for table in tables for one in self.engine.scan(table, [], ["stream"]).column("stream").unique()}
+        return sorted(keys.stream_label(stream.as_py()) for stream in found)
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -504,10 +509,8 @@ class CheckpointCatalog:
             grace: what was staged less than this ago is left alone: its save may be in progress.
             dry_run: only say what would go.
         """
-        if streams is None:  # also those whose first save never came to an end
-            staged = self.engine.scan(Table.ARTIFACTS, [], ["stream"]).column("stream").unique().to_pylist()
-            streams = sorted({*self.streams(), *map(keys.stream_label, staged)})
-        return [prune.clean_up(self.stream(name), grace, dry_run=dry_run) for name in _several(streams)]
+        wanted = self.streams(staged=True) if streams is None else _several(streams)
+        return [prune.clean_up(self.stream(name), grace, dry_run=dry_run) for name in wanted]
 
     def compact(
         self,

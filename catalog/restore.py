@@ -8,7 +8,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -150,10 +150,25 @@ def open_part(stream: Stream, part: StatePart) -> Iterator[bytes]:
 
 def new_folder(folder: str | os.PathLike[str]) -> Path:
     """Return a folder that a state can be written into; refuse one that holds something."""
-    target = Path(folder)
+    target = Path(os.path.abspath(folder))  # noqa: PTH100 - Path keeps "..", which has no place beside it
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidInputError(f"{target} is there already: pass a new or empty folder")
     return target
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[Path]:
+    """Give a folder beside a new one to write into; it takes its place at the end, or goes without a trace."""
+    beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        beside.mkdir(parents=True)
+        yield beside
+        with suppress(FileNotFoundError):
+            target.rmdir()
+        beside.rename(target)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
 
 
 def materialize(stream: Stream, key: str, folder: str | os.PathLike[str]) -> Path:
@@ -163,9 +178,7 @@ def materialize(stream: Stream, key: str, folder: str | os.PathLike[str]) -> Pat
 
 
 def _materialize(stream: Stream, manifest: Manifest, text: str, found: Sequence[StatePart], target: Path) -> Path:
-    beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    try:
-        beside.mkdir(parents=True)
+    with writing(target) as beside:
         (beside / MANIFEST_FILE).write_text(text, "utf-8")
         files = []
         for number, part in enumerate(found):
@@ -192,12 +205,6 @@ def _materialize(stream: Stream, manifest: Manifest, text: str, found: Sequence[
             )
         about = {"stream": stream.label, "checkpoint_key": manifest.key, "apply_in_this_order": files}
         (beside / RESTORE_FILE).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        with suppress(FileNotFoundError):
-            target.rmdir()
-        beside.rename(target)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
     return target
 
 

@@ -237,8 +237,8 @@ def jar_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     return found
 
 
-def check_java(environment: Mapping[str, str] = os.environ) -> None:
-    """Find the Java that Spark would start, and refuse one that is too old.
+def check_java(environment: Mapping[str, str] = os.environ) -> str:
+    """Find the Java that Spark would start, refuse one that is too old, and return its version and where it is.
 
     Raises:
         SessionError: There is no Java, or it is too old.
@@ -255,3 +255,4 @@ def check_java(environment: Mapping[str, str] = os.environ) -> None:
         raise SessionError(f"{java} does not answer `java -version`, so Spark cannot start: {remedy}.")
     if int(found[1]) < OLDEST_JAVA:
         raise SessionError(f"{java} is Java {found[1]}, too old for Spark: {remedy}.")
+    return f"Java {found[1]}, {java}"

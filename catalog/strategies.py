@@ -141,50 +141,47 @@ class MappingSnapshotStrategy(SnapshotStrategy[Held]):
 
 
 @dataclass(frozen=True, slots=True)
-class LinkedFiles(SnapshotResources):
+class NamedFiles(SnapshotResources):
+    """Files by the name that each is written under."""
+
+    files: Mapping[str, Path]
+
+    def release(self) -> None:
+        """Nothing to give back: the files are somebody else's."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedFiles(NamedFiles):
     """Hard links to files as they were, in a folder of their own."""
 
     folder: Path
-    files: Mapping[str, Path]
 
     def release(self) -> None:
         """Remove the links; the files themselves stay."""
         shutil.rmtree(self.folder)
 
 
-class DirectorySnapshotStrategy(SnapshotStrategy[LinkedFiles]):
-    """Writes a directory of files that are never changed once written, as RocksDB keeps its state.
+class FilesSnapshotStrategy(SnapshotStrategy[NamedFiles]):
+    """Writes files that nobody changes meanwhile, each under a name.
 
-    The synchronous part makes hard links, so files may be removed meanwhile. A file that the previous checkpoint has
-    with the same content is not written again; its handle is used on.
+    A file that the previous checkpoint has with the same content is not written again; its handle is used on.
     """
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(self, files: Mapping[str, Path]) -> None:
         """Make it.
 
         Args:
-            directory: the files, in folders too. Links are made beside it, on the same disk.
+            files: by name.
         """
-        self._directory = Path(directory)
+        self._files = files
 
-    def sync_prepare_resources(self, checkpoint_id: int) -> LinkedFiles:
+    def sync_prepare_resources(self, checkpoint_id: int) -> NamedFiles:  # noqa: ARG002 - the interface
         """See SnapshotStrategy."""
-        parent = self._directory.parent
-        folder = Path(tempfile.mkdtemp(prefix=f".{self._directory.name}-{checkpoint_id}-", dir=parent))
-        files: dict[str, Path] = {}
-        try:
-            for number, file in enumerate(sorted(one for one in self._directory.rglob("*") if one.is_file())):
-                link = folder / str(number)
-                os.link(file.resolve(), link)  # what a symbolic link leads to: a relative one leads nowhere from there
-                files[file.relative_to(self._directory).as_posix()] = link
-        except BaseException:
-            shutil.rmtree(folder)
-            raise
-        return LinkedFiles(folder, files)
+        return NamedFiles(self._files)
 
     def async_snapshot(
         self,
-        resources: LinkedFiles,
+        resources: NamedFiles,
         checkpoint_id: int,  # noqa: ARG002 - the interface
         timestamp: int,  # noqa: ARG002 - the interface
         stream_factory: CheckpointStreamFactory,
@@ -220,6 +217,36 @@ class DirectorySnapshotStrategy(SnapshotStrategy[LinkedFiles]):
             with place.open("wb") as out:
                 shutil.copyfileobj(file, out, 1 << 20)
         return target
+
+
+class DirectorySnapshotStrategy(FilesSnapshotStrategy):
+    """Writes a directory of files that are never changed once written, as RocksDB keeps its state.
+
+    The synchronous part makes hard links, so files may be removed meanwhile.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        """Make it.
+
+        Args:
+            directory: the files, in folders too. Links are made beside it, on the same disk.
+        """
+        self._directory = Path(directory)
+
+    def sync_prepare_resources(self, checkpoint_id: int) -> LinkedFiles:
+        """See SnapshotStrategy."""
+        parent = self._directory.parent
+        folder = Path(tempfile.mkdtemp(prefix=f".{self._directory.name}-{checkpoint_id}-", dir=parent))
+        files: dict[str, Path] = {}
+        try:
+            for number, file in enumerate(sorted(one for one in self._directory.rglob("*") if one.is_file())):
+                link = folder / str(number)
+                os.link(file.resolve(), link)  # what a symbolic link leads to: a relative one leads nowhere from there
+                files[file.relative_to(self._directory).as_posix()] = link
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
+        return LinkedFiles(files, folder)
 
 
 def _is_same(file: Path, handle: StateHandle) -> bool:

@@ -1,11 +1,7 @@
 """`ckpt-compact`: merge small files, shorten the logs and free the disk."""
 
-from dataclasses import asdict
-
-from catalog.catalog import CheckpointCatalog
-from catalog.cli.frame import DebugOption, ExitCode, OutputOption, running
+from catalog.cli.frame import DebugOption, OutputOption, running
 from catalog.cli.job import (
-    Done,
     DryRunOption,
     EngineName,
     EngineOption,
@@ -14,7 +10,8 @@ from catalog.cli.job import (
     finish,
     open_catalog,
 )
-from catalog.cli.output import Output, OutputFormat
+from catalog.cli.output import OutputFormat
+from catalog.cli.tasks import compact
 
 NAME = "ckpt-compact"
 
@@ -32,13 +29,6 @@ def command(
     """
     with running(output, debug, NAME) as out, open_catalog(NAME, place, engine) as catalog:
         finish(out, compact(catalog, out, dry_run=dry_run))
-
-
-def compact(catalog: CheckpointCatalog, out: Output, *, dry_run: bool) -> Done:
-    """Do it."""
-    with out.working("compacting …"):
-        report = catalog.compact(dry_run=dry_run)
-    return Done(asdict(report), report.explain(), ExitCode.FAULTS if report.problems else ExitCode.OK)
 
 
 main = EntryPoint(NAME, command)

@@ -18,6 +18,7 @@ from catalog.cli.job import (
     EngineName,
     EngineOption,
     EntryPoint,
+    MinLinksOption,
     PercentOption,
     PlaceArgument,
     PoliciesOption,
@@ -28,16 +29,12 @@ from catalog.cli.job import (
     open_catalog,
 )
 from catalog.cli.output import Output, OutputFormat
+from catalog.cli.tasks import compact, drill, fold, retain, verify
 from catalog.errors import CatalogError
 from catalog.folding import MIN_LINKS
 from catalog.policies import Retention, read_policies
 from catalog.sweep import ORPHAN_GRACE
 from catalog.verify import Depth
-from jobs.apply_retention import retain
-from jobs.compact_catalog import compact
-from jobs.fold_chains import MinLinksOption, fold
-from jobs.run_drills import drill
-from jobs.verify_checkpoints import verify
 
 NAME = "ckpt-maintain"
 
@@ -124,7 +121,7 @@ def retain_sound(
     if verification.broken is None:
         raise CatalogError("nothing is deleted, because it is not known whether the checkpoints are sound")
     broken = sorted(verification.broken)
-    sound = [name for name in catalog.streams() if name not in verification.broken]
+    sound = [name for name in catalog.streams(staged=True) if name not in verification.broken]
     done = retain(catalog, out, policies, streams=sound, grace=ORPHAN_GRACE, dry_run=dry_run)
     left = [f"left alone: {name}: verification found an integrity failure" for name in broken]
     return Done({**done.data, "left_alone": broken}, "\n".join([done.text, *left]), done.code)

@@ -1,12 +1,8 @@
 """`ckpt-verify`: look at live checkpoints, on the executors, and record what was found."""
 
-from collections.abc import Sequence
-
-from catalog.catalog import CheckpointCatalog
-from catalog.cli.frame import DebugOption, ExitCode, OutputOption, running
+from catalog.cli.frame import DebugOption, OutputOption, running
 from catalog.cli.job import (
     DepthOption,
-    Done,
     DryRunOption,
     EngineName,
     EngineOption,
@@ -16,13 +12,12 @@ from catalog.cli.job import (
     SampleOption,
     StreamOption,
     chosen_sample,
-    chosen_streams,
     finish,
     open_catalog,
-    progressing,
 )
-from catalog.cli.output import Output, OutputFormat
-from catalog.verify import Depth, Sample
+from catalog.cli.output import OutputFormat
+from catalog.cli.tasks import verify
+from catalog.verify import Depth
 
 NAME = "ckpt-verify"
 
@@ -46,41 +41,6 @@ def command(
         wanted = chosen_sample(sample, sample_percent)
         with open_catalog(NAME, place, engine) as catalog:
             finish(out, verify(catalog, out, streams=stream, depth=depth, sample=wanted, dry_run=dry_run))
-
-
-def verify(
-    catalog: CheckpointCatalog,
-    out: Output,
-    *,
-    streams: Sequence[str] | None,
-    depth: Depth,
-    sample: Sample | None,
-    dry_run: bool,
-) -> Done:
-    """Do it."""
-    wanted = chosen_streams(catalog, streams)
-    with progressing(out, "verifying …") as progress:
-        report = catalog.validate(wanted, depth=depth, sample=sample, progress=progress, record=not dry_run)
-    data = {
-        "valid": report.valid,
-        "depth": report.depth,
-        "checked": report.checked,
-        "of_checkpoints": report.of_checkpoints,
-        "bytes": report.bytes,
-        "seconds": report.seconds,
-        "issues": [
-            {
-                "stream": name,
-                "checkpoint_id": result.checkpoint_id,
-                "severity": issue.severity,
-                "rule": issue.rule,
-                "message": issue.message,
-            }
-            for name, result in report.results
-            for issue in result.issues
-        ],
-    }
-    return Done(data, report.explain(), ExitCode.OK if report.valid else ExitCode.FAULTS)
 
 
 main = EntryPoint(NAME, command)

@@ -1,19 +1,31 @@
 """What all commands share: exit codes, arguments, and how an error becomes a sentence."""
 
 import io
+import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
 from enum import IntEnum
+from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from catalog.cli.output import Output, OutputFormat, make_output
-from catalog.errors import CatalogError, ConflictError, InvalidInputError, NotACatalogError
+from catalog.errors import CatalogError, ConflictError, InvalidInputError, NotACatalogError, TrashedError
+from catalog.policies import span
 from catalog.tables.commits import first_line
+from catalog.tables.port import Table
+
+CATALOG_VARIABLE = "CKPT_CATALOG"
+
+_arguments: ContextVar[Mapping[str, Any]] = ContextVar("arguments", default=MappingProxyType({}))
+"""Of the command that runs."""
 
 
 class ExitCode(IntEnum):
@@ -27,16 +39,49 @@ class ExitCode(IntEnum):
     NO_CATALOG = 10
     CONFLICT = 11
     """Nothing happened: try again."""
+    INTERRUPTED = 130
+    """By Ctrl-C."""
 
 
-EXIT_CODES = "Exit codes: 0 ok, 1 failure, 2 usage, 3 faults found or partly done, 10 no catalog there, 11 conflict."
+EXIT_CODES = (
+    "Exit codes: 0 ok, 1 failure, 2 usage, 3 faults found or partly done, 10 no catalog there, 11 conflict, "
+    "130 interrupted."
+)
 
 PathArgument = Annotated[
-    str, typer.Argument(metavar="PATH", help="The catalog: a folder, or an address such as s3://…")
+    str,
+    typer.Argument(metavar="PATH", envvar=CATALOG_VARIABLE, help="The catalog: a folder, or an address such as s3://…"),
 ]
 StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="The stream; '' is the one with the empty name.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="An integer or a UUIDv7.")]
 OutputOption = Annotated[OutputFormat, typer.Option("--output", help="How the result is shown.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the trace of an error.")]
+
+
+class CatalogCommand(TyperCommand):
+    """A command whose first argument, PATH, may be left out where the environment names the catalog."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the catalog of the environment before arguments that begin with something else."""
+        catalog = os.environ.get(CATALOG_VARIABLE)
+        return super().parse_args(ctx, [catalog, *args] if catalog and self._lacks_path(ctx, args) else args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it, and remember its arguments for what an error may have to say about them."""
+        _arguments.set(ctx.params)
+        return super().invoke(ctx)
+
+    def _lacks_path(self, ctx: Any, args: Sequence[str]) -> bool:
+        """Say whether PATH was left out: too few are there for it, or the first one is no path and another fits in."""
+        positional = [one for one in self.params if one.param_type_name == "argument"]
+        found, _, _ = self.make_parser(ctx).parse_args(list(args))
+        values = [found.get(str(one.name)) for one in positional]
+        given = [word for value in values for word in (value if isinstance(value, tuple | list) else [value])]
+        words = [word for word in given if isinstance(word, str)]
+        if not words or len(words) < sum(one.required for one in positional):
+            return bool(words)  # with no word at all PATH is taken from the environment anyway
+        room = any(one.nargs == -1 for one in positional) or len(words) < len(positional)
+        return room and not (words[0].startswith(("/", ".", "~")) or "://" in words[0])
 
 
 def make_app(name: str, **settings: Any) -> typer.Typer:
@@ -54,6 +99,9 @@ def make_app(name: str, **settings: Any) -> typer.Typer:
 
 def run_app(app: typer.Typer, arguments: Sequence[str] | None) -> None:
     """Run a command and exit."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller has closed it
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - as long as the process lasts
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show is escaped, not an error
         sys.stdout.reconfigure(errors="backslashreplace")
     app(arguments, prog_name=app.info.name)
@@ -65,8 +113,11 @@ def running(output: OutputFormat, debug: bool, program: str = "ckpt") -> Iterato
     out = make_output(output)
     try:
         yield out
-    except (typer.Exit, typer.Abort, BrokenPipeError):
+    except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
         raise
+    except KeyboardInterrupt as error:
+        out.note(f"{program}: interrupted; what was not finished does not count")
+        raise typer.Exit(ExitCode.INTERRUPTED) from error
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -84,11 +135,32 @@ def time_argument(text: str) -> datetime:
     return found if found.utcoffset() is not None else found.replace(tzinfo=UTC)
 
 
+def span_argument(text: str) -> timedelta:
+    """Return the length of time in an argument."""
+    try:
+        return span(text)
+    except InvalidInputError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 def sentence(error: Exception) -> str:
     """Return an error as one sentence."""
-    if isinstance(error, CatalogError | OSError):
-        return str(error)
+    match error:
+        case TrashedError():
+            return f"{error} (`ckpt undo` takes it out)"
+        case NotACatalogError():
+            return f"{error}{_misplaced_path()}"
+        case CatalogError() | OSError():
+            return str(error)
     return f"{type(error).__name__}: {first_line(error)} (not foreseen; --debug shows the trace)"
+
+
+def _misplaced_path() -> str:
+    """Return a hint if another argument than PATH is where a catalog is."""
+    for name, value in _arguments.get().items():
+        if name != "path" and isinstance(value, str) and Path(value, Table.CHECKPOINTS, "_delta_log").is_dir():
+            return f"; {value} is one: PATH comes first"
+    return ""
 
 
 def exit_code(error: Exception) -> ExitCode:

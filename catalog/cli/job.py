@@ -1,8 +1,10 @@
-"""What the scheduled jobs share: options, how the catalog is opened, how far it is, and what the exit code says."""
+"""What the jobs, and the commands that do the same, share: options, how the catalog is opened, how far it is."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -10,7 +12,7 @@ import typer
 
 from catalog.catalog import CheckpointCatalog
 from catalog.cli import output as show_as
-from catalog.cli.frame import EXIT_CODES, ExitCode, make_app, run_app
+from catalog.cli.frame import EXIT_CODES, ExitCode, make_app, run_app, span_argument
 from catalog.cli.output import Output
 from catalog.errors import CheckpointNotFoundError
 from catalog.tables.names import any_place
@@ -46,6 +48,18 @@ SampleOption = Annotated[
 PercentOption = Annotated[
     float | None, typer.Option("--sample-percent", metavar="N", help="Only so many of 100, chosen at random.")
 ]
+MinLinksOption = Annotated[
+    int, typer.Option("--min-links", metavar="N", min=2, help="Only chains of at least so many links.")
+]
+GraceOption = Annotated[
+    timedelta | None,
+    typer.Option(
+        "--grace",
+        parser=span_argument,
+        metavar="SPAN",
+        help="Sweep no bytes staged less than this ago: their save may be in progress. An hour by default: 1h.",
+    ),
+]
 ScratchOption = Annotated[
     str | None, typer.Option("--scratch", metavar="FOLDER", help="Restore into this folder instead of the system's.")
 ]
@@ -78,11 +92,21 @@ def open_catalog(name: str, place: str, engine: EngineName) -> CheckpointCatalog
     return open_it(build_session(name), place)
 
 
-def chosen_streams(catalog: CheckpointCatalog, wanted: Sequence[str] | None) -> list[str]:
-    """Return the streams that a job is for, by default all; a mistyped one is an error, not an empty success."""
-    there = catalog.streams()
+def chosen_streams(catalog: CheckpointCatalog, wanted: Sequence[str] | None, *, staged: bool = False) -> list[str]:
+    """Return the streams that are meant, by default all; a mistyped one is an error, not an empty success.
+
+    Args:
+        catalog: the catalog.
+        wanted: their names.
+        staged: all are also those whose first save never came to an end.
+    """
+    there = catalog.streams(staged=staged)
     if missing := sorted(set(wanted or ()) - set(there)):
-        raise CheckpointNotFoundError(f"there is no stream {missing[0]!r}: `ckpt list` shows all", stream=missing[0])
+        close = get_close_matches(missing[0], there, n=1)
+        perhaps = f"perhaps {close[0]!r} is meant; " if close else ""
+        raise CheckpointNotFoundError(
+            f"there is no stream {missing[0]!r}: {perhaps}`ckpt streams` shows all", stream=missing[0]
+        )
     return sorted(set(wanted)) if wanted else there
 
 

@@ -10,10 +10,11 @@ import typer
 from catalog import artifacts, keys, lifecycle
 from catalog.catalog import CheckpointCatalog
 from catalog.cli import output as show_as
-from catalog.cli.frame import DebugOption, ExitCode, OutputOption, PathArgument, StreamArgument, running
+from catalog.cli.frame import DebugOption, ExitCode, IdArgument, OutputOption, PathArgument, StreamArgument, running
+from catalog.cli.job import chosen_streams
 from catalog.cli.output import Column, Facts, Listing, OutputFormat
 from catalog.errors import CatalogError, CheckpointNotFoundError
-from catalog.lifecycle import Checkpoint, History, Revision
+from catalog.lifecycle import Checkpoint, History, Revision, Status
 from catalog.manifest import CheckpointManifest, FailedSink, Manifest, parse_any
 from catalog.tables.port import Condition, Equals, In
 
@@ -23,23 +24,25 @@ SHORT_SHA256 = 12
 def list_command(
     path: PathArgument,
     stream: Annotated[str | None, typer.Option("--stream", help="Only this stream.")] = None,
+    trash: Annotated[bool, typer.Option("--trash", help="What is in the trash instead, and how long.")] = False,
     output: OutputOption = OutputFormat.TEXT,
     debug: DebugOption = False,
 ) -> None:
-    """List live checkpoints, oldest first."""
+    """List live checkpoints, or those in the trash, oldest first."""
     with running(output, debug) as out, CheckpointCatalog.native(path) as catalog:
         histories = catalog.histories(None if stream is None else [stream])
         now = datetime.now(UTC)
-        rows = [row for label, history in histories.items() for row in _live_rows(label, history, now)]
+        rows = [row for label, history in histories.items() for row in list_rows(label, history, now, trash=trash)]
         if not rows:
-            out.note("no live checkpoints" + (f" in stream {stream!r}" if stream is not None else ""))
+            what = "nothing in the trash" if trash else "no live checkpoints"
+            out.note(what + (f" in stream {stream!r}" if stream is not None else ""))
         out.result(rows, *([_listing(rows)] if rows else []))
 
 
 def show_command(
     path: PathArgument,
     stream: StreamArgument,
-    checkpoint_id: Annotated[str, typer.Argument(metavar="ID", help="An integer or a UUIDv7.")],
+    checkpoint_id: IdArgument,
     output: OutputOption = OutputFormat.TEXT,
     debug: DebugOption = False,
 ) -> None:
@@ -51,6 +54,7 @@ def show_command(
         key = keys.any_key(checkpoint_id)
         life = sorted(catalog.stream(stream).revisions([key]), key=lambda one: one.revision)
         if not life:
+            chosen_streams(catalog, [stream])
             raise CheckpointNotFoundError(f"stream {stream!r} has no checkpoint {checkpoint_id}: `ckpt list` shows all")
         checkpoint = lifecycle.fold(life)[key]
         manifest, fault = _read_manifest(checkpoint, stream)
@@ -71,12 +75,12 @@ def show_command(
 # -- list ----------------------------------------------------------------------------------------------------------
 
 
-def _live_rows(label: str, history: History, now: datetime) -> list[dict[str, Any]]:
-    """Return a stream's live checkpoints with the columns of the view checkpoint_list."""
+def list_rows(label: str, history: History, now: datetime, *, trash: bool = False) -> list[dict[str, Any]]:
+    """Return a stream's live or trashed checkpoints with the columns of the view checkpoint_list."""
     latest = lifecycle.latest(history)
     rows = []
     for one in history.values():
-        if one.live and one.origin and one.content:
+        if (one.status is Status.TRASHED if trash else one.live) and one.origin and one.content:
             rows.append(
                 {
                     "stream": label,
@@ -92,6 +96,7 @@ def _live_rows(label: str, history: History, now: datetime) -> list[dict[str, An
                     "artifact_count": one.origin.artifact_count,
                     "bytes": _number(one.origin.artifact_bytes),
                     "pinned": one.pinned(now),
+                    **({"undo_until": one.undo_until} if trash else {}),
                 }
             )
     return rows
@@ -110,6 +115,7 @@ def _listing(rows: Sequence[Mapping[str, Any]]) -> Listing:
         Column("artifacts", right=True),
         Column("bytes", right=True),
         Column("pinned"),
+        *([Column("undo until (UTC)")] if "undo_until" in rows[0] else []),
     )
     return Listing(
         columns,
@@ -126,6 +132,7 @@ def _listing(rows: Sequence[Mapping[str, Any]]) -> Listing:
                 show_as.value(row["artifact_count"]),
                 show_as.size(row["bytes"]),
                 "yes" if row["pinned"] else "",
+                *([show_as.moment(row["undo_until"])] if "undo_until" in row else []),
             )
             for row in rows
         ],

@@ -1,21 +1,42 @@
-"""`ckpt`: the catalog on the command line.
+"""`ckpt`: the catalog on the command line; docs/CLI.md describes every command."""
 
-Exit codes: 0 ok, 1 failure, 2 usage, 3 faults found or partly done, 10 no catalog there, 11 conflict.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-from catalog.cli import looking, recovering
-from catalog.cli.frame import EXIT_CODES, make_app, run_app
+from catalog.cli import asking, changing, doctor, keeping, looking, overview, recovering, upkeep
+from catalog.cli.frame import EXIT_CODES, CatalogCommand, make_app, run_app
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "init": keeping.init_command,
+    "streams": overview.streams_command,
+    "list": looking.list_command,
+    "show": looking.show_command,
+    "latest": overview.latest_command,
+    "save": keeping.save_command,
+    "restore": keeping.restore_command,
+    "validate": upkeep.validate_command,
+    "recover": recovering.recover_command,
+    "diff": overview.diff_command,
+    "pin": changing.pin_command,
+    "unpin": changing.unpin_command,
+    "prune": changing.prune_command,
+    "undo": changing.undo_command,
+    "fold": upkeep.fold_command,
+    "compact": upkeep.compact_command,
+    "sweep": upkeep.sweep_command,
+    "drill": upkeep.drill_command,
+    "history": overview.history_command,
+    "sql": asking.sql_command,
+    "doctor": doctor.doctor_command,
+}
+"""Each in a module that tells its story; in the order of the help."""
 
 app = make_app("ckpt", no_args_is_help=True, epilog=EXIT_CODES)
-app.command("list")(looking.list_command)
-app.command("show")(looking.show_command)
-app.command("recover")(recovering.recover_command)
+for name, command in COMMANDS.items():
+    app.command(name, cls=CatalogCommand, epilog=EXIT_CODES)(command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -30,7 +51,7 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Look into a checkpoint catalog, and recover from it."""
+    """Keep checkpoints in a catalog, look into it, and get them back."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

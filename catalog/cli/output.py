@@ -147,6 +147,11 @@ def size(count: int | None) -> str:
     return f"{shown:.1f} {unit}" if unit else f"{count} B"
 
 
+def count(number: int, what: str) -> str:
+    """Return a number of things for people."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def span(seconds: float | None) -> str:
     """Return a length of time for people, in its largest unit."""
     if seconds is None:

@@ -23,33 +23,39 @@ from catalog.restore import new_folder
 
 
 @dataclass(frozen=True, slots=True)
-class Offset:
-    """An offset that must not be passed."""
+class Position:
+    """Where a source stands."""
 
     source: str
-    position: str | None
-    offset: int
+    position: str
+    """What it is an offset of, such as a partition; empty if the source has one only."""
+    offset: str
 
     @classmethod
-    def parse(cls, text: str) -> "Offset":
-        """Return the offset in an argument: SOURCE=N or SOURCE/POSITION=N.
+    def parse(cls, text: str) -> "Position":
+        """Return the position in an argument: SOURCE=OFFSET or SOURCE/POSITION=OFFSET.
 
-        The last slash counts, so a source with a slash in its name and no position ends in a slash: a/b/=7.
+        The last slash before it counts, so a source with a slash in its name and no position ends in one: a/b/=7.
         """
-        where, equals, number = text.rpartition("=")
-        try:
-            offset = int(number)
-        except ValueError:
-            equals = ""
-        if not equals or not where:
+        where, equals, offset = text.partition("=")
+        if not equals or not where or not offset:
             raise typer.BadParameter(f"{text!r} is not SOURCE=N or SOURCE/POSITION=N, such as kafka/partition-0=1234")
         source, _, position = where.rpartition("/") if "/" in where else (where, "", "")
-        return cls(source, position or None, offset)
+        return cls(source, position, offset)
 
     @property
-    def wanted(self) -> tuple[str, int] | tuple[str, str, int]:
-        """It as CheckpointCatalog.recover takes it."""
-        return (self.source, self.offset) if self.position is None else (self.source, self.position, self.offset)
+    def number(self) -> int:
+        """Its offset, if that is one."""
+        try:
+            return int(self.offset)
+        except ValueError as error:
+            raise typer.BadParameter(f"{self.offset!r} is not a number") from error
+
+
+def offset_argument(text: str) -> tuple[str, int] | tuple[str, str, int]:
+    """Return the offset that must not be passed, as CheckpointCatalog.recover takes it."""
+    found = Position.parse(text)
+    return (found.source, found.position, found.number) if found.position else (found.source, found.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +82,9 @@ def recover_command(
     ] = False,
     lenient: Annotated[bool, typer.Option("--lenient", help="Also take one whose state is missing.")] = False,
     at_offset: Annotated[
-        Offset | None,
+        Any,
         typer.Option(
-            parser=Offset.parse,
+            parser=offset_argument,
             metavar="SOURCE[/POSITION]=N",
             help="Not beyond this offset; a/b/=N if a/b is a source.",
         ),
@@ -100,7 +106,7 @@ def recover_command(
     output: OutputOption = OutputFormat.TEXT,
     debug: DebugOption = False,
 ) -> None:
-    """Print the id of the newest checkpoint that is fit to restore from.
+    """Print the id of the newest checkpoint fit to restore from.
 
     The exit code is 3 if there is none. Times without a time zone are UTC.
     """
@@ -116,7 +122,7 @@ def recover_command(
                 lenient=lenient,
                 pipeline_hash=pipeline_hash,
                 vnode_count=vnode_count,
-                at_offset=at_offset.wanted if at_offset else None,
+                at_offset=at_offset,
                 at_watermark=at_watermark,
                 at_event_count=at_event_count,
                 at_time=at_time,

@@ -60,7 +60,7 @@ def no_catalog(place: Place, why: str, *, found: bool) -> NotACatalogError:
     """Return the error that says that there is no catalog at a place."""
     return NotACatalogError(
         f"no checkpoint catalog at {place} ({why}): check the place, or make one with "
-        "CheckpointCatalog.create (without Spark: native(path, create=True))",
+        "`ckpt init`, CheckpointCatalog.create, or without Spark native(path, create=True)",
         place=str(place),
         found=found,
     )

@@ -97,36 +97,6 @@ def place(tmp_path_factory):
     return str(folder)
 
 
-@pytest.fixture(scope="module")
-def ckpt():
-    """Run `ckpt` as a process of its own, with its output going into pipes."""
-
-    def run(*arguments, **environment):
-        kept = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "TTY_COMPATIBLE")}
-        return subprocess.run(
-            [sys.executable, "-m", "catalog.cli.main", *arguments],
-            # As narrow as can be: where nobody looks, nothing is to be folded or cut.
-            env={**kept, "COLUMNS": "20", "JAVA_HOME": "/nowhere", **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    return run
-
-
-@pytest.fixture
-def here(capsys):
-    """Run `ckpt` in this process, which is quicker: gives exit code, stdout and stderr."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main(arguments)
-        return end.value.code or 0, *capsys.readouterr()
-
-    return run
-
-
 def line_of(text, *words):
     (found,) = [line for line in text.splitlines() if all(word in line for word in words)]
     return found

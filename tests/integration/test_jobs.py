@@ -213,6 +213,17 @@ def test_retention_plans_trashes_purges_and_sweeps(run, aged, place, policies):
     assert "young: can be restored until" in shown
 
 
+def test_retention_sweeps_streams_too_whose_first_save_never_came_to_an_end(run, aged, place):
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    with CheckpointCatalog.native(place, clock=lambda: yesterday, durable=False) as catalog:
+        catalog.store("never").save_state_data(1, b"state")
+    code, shown, _ = run("apply_retention", place, *NATIVE, *JSON)
+    cleaned = {one["stream"]: one["swept"]["chunks"] for one in json.loads(shown)["cleaned"]}
+    assert (code, cleaned["never"]) == (0, 1)
+    streams = aged.engine.scan(Table.ARTIFACTS, [], ["stream"]).column("stream").to_pylist()
+    assert "never" not in streams
+
+
 def test_a_stream_that_cannot_be_read_is_left_alone_and_told_and_the_others_are_done(run, harness, catalog, place):
     save(catalog, "a", (1, 2))
     save(catalog, "b", (1, 2, 3))
