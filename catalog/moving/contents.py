@@ -67,8 +67,12 @@ class Content:
     @property
     def parent(self) -> str | None:
         """The checkpoint that its deltas stand on."""
-        found = self.manifest
-        return found.parent_id if isinstance(found, CheckpointManifestV2) and found.stands_on_parent else None
+        return parent_of(self.manifest)
+
+
+def parent_of(manifest: Manifest | None) -> str | None:
+    """Return the checkpoint that a manifest's deltas stand on."""
+    return manifest.parent_id if isinstance(manifest, CheckpointManifestV2) and manifest.stands_on_parent else None
 
 
 def read(layout: Layout, candidate: Candidate, raw: bytes, others: Mapping[str, Candidate], stream: str) -> Content:

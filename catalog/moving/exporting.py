@@ -102,6 +102,7 @@ class Exporter:
         self._kept = self._inventory()
         self._files = self._name_files()
         self._lines: list[MoveLine] = []
+        self._moved, self._of_bytes = 0, sum(self._size(files) for files in self._files.values())
 
     def run(self) -> MoveReport:
         """Export, and say what became of every checkpoint."""
@@ -113,7 +114,7 @@ class Exporter:
                 self._refuse_other_manifests(pool, there)
             done: dict[str, Future[MoveLine]] = {}
             for key in _parents_first(self._live):
-                done[key] = start(pool, self._export, self._files[key], done.get(self._live[key].parent or ""), there)
+                done[key] = start(pool, self._export, self._files[key], done.get(_saved_on(self._live[key])), there)
             for line in (done[key].result() for key in sorted(done)):
                 self._tell(line)
         latest = lifecycle.latest(
@@ -163,6 +164,10 @@ class Exporter:
         files = {path: called.get(path, usual[path]) for path in usual}
         return _Files(checkpoint.key, files.pop(""), files, self._sources[checkpoint.key].get("fault"))
 
+    def _size(self, files: _Files) -> int:
+        """Return the bytes of a checkpoint's artifacts."""
+        return sum(self._kept[files.key][path].size for path in files.parts)
+
     def _pointer(self, key: str) -> bytes:
         source = self._sources[key]
         if source.get("layout") == self._layout and "pointer" in source:
@@ -205,7 +210,7 @@ class Exporter:
 
     def _export(self, files: _Files, parent: Future[MoveLine] | None, there: set[str]) -> MoveLine:
         checkpoint = self._live[files.key]
-        size = sum(self._kept[files.key][path].size for path in files.parts)
+        size = self._size(files)
         line = MoveLine(Moved.EXPORTED, checkpoint.id, files.manifest, size, files.fault)
         if self._dry_run:
             return line
@@ -217,11 +222,10 @@ class Exporter:
             for path, name in parts.items():
                 self._write(files.key, path, name, name in there)
             if parent and parent.result().outcome is Moved.SKIPPED:
-                raise _Unfit(f"its parent {checkpoint.parent} was not exported")
+                raise _Unfit(f"its parent {_saved_on(checkpoint)} was not exported")
             if files.manifest not in there:
                 self._storage.write(files.manifest, [manifest])
             outcome = Moved.PRESENT if all(before) else Moved.EXPORTED
-            size += len(manifest)
             return MoveLine(outcome, checkpoint.id, files.manifest, size, files.fault, note)
         except CatalogError as error:
             return MoveLine(Moved.SKIPPED, checkpoint.id, files.manifest, size, str(error))
@@ -231,19 +235,18 @@ class Exporter:
         found = self._stream.require_live(files.key, self._stream.find(files.key))
         if self._layout is Layout.STATES:
             return self._state(found), {}, None
+        if files.fault is None:
+            manifest = parse_any(found, self._stream.label)
+            if isinstance(manifest, CheckpointManifest) and manifest.artifact_handles():
+                raise _Unfit("its state is in checkpoint streams, for which the layout has no place")
+            parent = contents.parent_of(manifest)
+            if isinstance(manifest, CheckpointManifestV2) and parent and parent not in self._live:
+                return self._folded(found, manifest, files)
         if found.content == found.origin and SOURCE_TEXT in self._kept[files.key]:
             return self._stream.read(files.key, SOURCE_TEXT), files.parts, None
         if found.content is None or found.content.manifest is None:
             raise _Unfit("it has no manifest")
-        text = found.content.manifest
-        if self._sources[files.key].get("fault"):
-            return text.encode(), files.parts, None
-        manifest = parse_any(found, self._stream.label)
-        if isinstance(manifest, CheckpointManifest) and manifest.artifact_handles():
-            raise _Unfit("its state is in checkpoint streams, for which the layout has no place")
-        if isinstance(manifest, CheckpointManifestV2) and manifest.stands_on_parent and found.parent not in self._live:
-            return self._folded(found, manifest, files)
-        return text.encode(), files.parts, None
+        return found.content.manifest.encode(), files.parts, None
 
     def _state(self, checkpoint: Checkpoint) -> bytes:
         content = checkpoint.content
@@ -296,9 +299,8 @@ class Exporter:
     def _tell(self, line: MoveLine) -> None:
         self._lines.append(line)
         if self._progress:
-            moved = sum(one.bytes for one in self._lines)
-            of_bytes = sum(kept.size for parts in self._kept.values() for kept in parts.values())
-            self._progress(Progress(len(self._lines), len(self._live), min(moved, of_bytes), of_bytes))
+            self._moved += line.bytes
+            self._progress(Progress(len(self._lines), len(self._live), self._moved, self._of_bytes))
 
 
 def _layout(wanted: Layout | None, live: History, sources: Mapping[str, Mapping[str, Any]]) -> Layout:
@@ -307,6 +309,11 @@ def _layout(wanted: Layout | None, live: History, sources: Mapping[str, Mapping[
         raise InvalidInputError(f"the stream holds {format} checkpoints, which the layout {wanted} has no place for")
     imported = [source["layout"] for _, source in sorted(sources.items()) if source]
     return wanted or (Layout(imported[-1]) if imported else _USUAL[format])
+
+
+def _saved_on(checkpoint: Checkpoint) -> str:
+    """Return what a checkpoint stood on when it was saved, which its manifest names, folded or not; '' is nothing."""
+    return (checkpoint.origin.parent if checkpoint.origin else None) or ""
 
 
 def _parents_first(live: History) -> Iterator[str]:
@@ -318,7 +325,7 @@ def _parents_first(live: History) -> Iterator[str]:
         while at in live and at not in seen:
             seen.add(at)
             line.append(at)
-            at = live[at].parent or ""
+            at = _saved_on(live[at])
         yield from reversed(line)
 
 

@@ -35,6 +35,8 @@ BATCH = 64
 BATCH_BYTES = 64 << 20
 SMALL_BYTES = artifacts.CHUNK_BYTES
 """Files up to this size go into a commit with others; larger ones are written as they are read."""
+SMALL_FILES_BYTES = 16 << 20
+"""So much of one checkpoint goes into a commit with others; what is more is written as it is read too."""
 _SNIFFED = 16
 """So many files are looked into before a place is said to hold no states."""
 
@@ -81,6 +83,8 @@ class _Ready:
     stored: Mapping[str, Stored]
     rows: list[dict[str, Any]]
     """Chunks that are not written yet."""
+    staged: bool
+    """Whether some are written: then its row should not wait long, because a clean-up gives up on what waits."""
     mixed: str | None
     note: str | None
     fault: str | None = None
@@ -117,6 +121,7 @@ class Importer:
         self._dry_run = dry_run
         self._progress = progress
         self._by_key = {one.key: one for one in plan.candidates}
+        self._moved, self._of_bytes = 0, sum(one.size for one in plan.candidates)
         self._lines: dict[str, MoveLine] = {}
         self._strays: list[MoveLine] = []
         self._batch: list[_Ready] = []
@@ -177,19 +182,23 @@ class Importer:
         mixed = hashlib.sha256(inline.encode()) if inline and content.parts else None
         stored: dict[str, Stored] = {}
         rows: list[dict[str, Any]] = []
+        small, staged = 0, False
         for path, part in content.parts.items():
             columns = self._stream.chunk_columns(candidate.key, attempt, path, part.kind, **part.columns)
-            stored[path], more = self._keep(columns, part.file, Writing(also=mixed), write)
+            small += part.file.size
+            at_once = part.file.size > SMALL_BYTES or small > SMALL_FILES_BYTES
+            stored[path], more = self._keep(columns, part.file, Writing(also=mixed), write, at_once)
             rows += more
+            staged |= write and at_once
         whole = mixed.hexdigest() if mixed else None
         content, note = contents.with_whole_checksum(content, stored, whole)
         if content.keep_raw and write:
             columns = self._stream.chunk_columns(candidate.key, attempt, SOURCE_TEXT, SOURCE)
             rows += _rows(columns, raw, Writing())
-        return _Ready(candidate, content, attempt, stored, rows, whole, note)
+        return _Ready(candidate, content, attempt, stored, rows, staged, whole, note)
 
     def _keep(
-        self, columns: dict[str, Any], file: FileFacts, how: Writing, write: bool
+        self, columns: dict[str, Any], file: FileFacts, how: Writing, write: bool, at_once: bool
     ) -> tuple[Stored, list[dict[str, Any]]]:
         """Return a file as an artifact, and its chunks if they have still to be written."""
         path = columns["path"]
@@ -201,7 +210,7 @@ class Importer:
                 if how.also is not None:
                     how.also.update(piece)
             return Stored(path, size, sha256.hexdigest()), []
-        if file.size > SMALL_BYTES:
+        if at_once:
             return artifacts.write(self._stream.engine, columns, self._storage.pieces(file.path), how), []
         rows = _rows(columns, self._storage.read(file.path), how)
         return artifacts.totals(rows)[path], rows
@@ -226,8 +235,11 @@ class Importer:
         if ready.fault is None or ready.content.parent:
             row = self._standing(ready, row)
         ready.row = self._described(ready, row)
-        self._loaded[key] = lifecycle.fold([ready.row])[key]
-        self._kept[key, ready.attempt] = {path: contents.as_kept(one) for path, one in ready.stored.items()}
+        if self._plan.layout is Layout.PARTITIONS:  # others may stand on it
+            self._loaded[key] = lifecycle.fold([ready.row])[key]
+            self._kept[key, ready.attempt] = {path: contents.as_kept(one) for path, one in ready.stored.items()}
+        else:
+            self._loaded[key] = lifecycle.fold([replace(ready.row, manifest=None)])[key]
         self._strays += [
             MoveLine(Moved.SKIPPED, None, file.path, file.size, "no manifest lists it")
             for file in ready.content.unlisted
@@ -236,10 +248,8 @@ class Importer:
             self._compare(ready, self._there[key])
         else:
             self._batch.append(ready)
-            if (
-                len(self._batch) >= BATCH
-                or sum(len(row["data"]) for one in self._batch for row in one.rows) > BATCH_BYTES
-            ):
+            size = sum(len(row["data"]) for one in self._batch for row in one.rows)
+            if ready.staged or len(self._batch) >= BATCH or size > BATCH_BYTES:
                 self._commit()
 
     def _row(self, ready: _Ready) -> Revision:
@@ -366,10 +376,9 @@ class Importer:
     def _tell(self, candidate: Candidate, outcome: Moved, fault: str | None = None, note: str | None = None) -> None:
         id = keys.checkpoint_id(candidate.key)
         self._lines[candidate.key] = MoveLine(outcome, id, candidate.manifest.path, candidate.size, fault, note)
+        self._moved += candidate.size
         if self._progress:
-            moved = sum(line.bytes for line in self._lines.values())
-            of_bytes = sum(one.size for one in self._plan.candidates)
-            self._progress(Progress(len(self._lines), len(self._plan.candidates), moved, of_bytes))
+            self._progress(Progress(len(self._lines), len(self._by_key), self._moved, self._of_bytes))
 
     def _read_pointer(self) -> None:
         file = self._plan.pointer

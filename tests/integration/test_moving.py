@@ -566,6 +566,19 @@ class TestExport:
         (link,) = asyncio.run(other.checkpointer("s").load_chain(ids[2], "op", 0))
         assert link.data == b"part 0;part 1;part 2;"
 
+    def test_an_imported_chain_that_was_folded_goes_out_as_it_came_until_its_parents_are_gone(self, catalog, tmp_path):
+        files = sources.partitions(IDS, slash="")
+        catalog.import_from(put(tmp_path / "in", files), "s")
+        catalog.fold_chains(["s"], folders={"*": AppendLog()}, min_links=2)
+        catalog.export_to(tmp_path / "whole", "s")
+        assert taken(tmp_path / "whole") == files
+        catalog.apply_retention([Retention((Last(1),))])
+        catalog.export_to(tmp_path / "folded", "s")
+        other = CheckpointCatalog.native(tmp_path / "other", create=True)
+        assert outcomes(other.import_from(tmp_path / "folded", "s")) == {IDS[2]: IMPORTED}
+        (link,) = asyncio.run(other.checkpointer("s").load_chain(IDS[2], "window.agg", 0))
+        assert link.data == b"bytes 0bytes 1bytes 2"
+
     def test_state_in_checkpoint_streams_is_told_because_the_layout_has_no_place_for_it(self, catalog, tmp_path):
         store = self.saved(catalog)
         factory = store.stream_factory(3, threshold=0)

@@ -88,7 +88,7 @@ def states():
 
 
 @pytest.mark.parametrize("kind", [numbered(), partitioned(), states()], ids=["numbered", "partitioned", "states"])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_an_export_after_an_import_is_the_same_files_with_the_same_bytes(catalog, kind, data):
     files, stream = data.draw(kind), new_uuid7()
