@@ -38,6 +38,7 @@ from catalog.manifest import DEFAULT_VNODE_COUNT, Positions, StateManifest, pars
 from catalog.moment import Moment, MomentEngine
 from catalog.moving import importing
 from catalog.moving.exporting import Exporter
+from catalog.moving.finding import find_plan
 from catalog.moving.importing import Importer
 from catalog.moving.layouts import Layout
 from catalog.moving.report import MoveReport
@@ -469,7 +470,7 @@ class CheckpointCatalog:
         """
         storage = Storage(source, storage_options)
         threads = keys.u64(threads, "threads", minimum=1)
-        plan = importing.find_plan(storage, _layout(layout), threads)
+        plan = find_plan(storage, _layout(layout), threads)
         rows = self.stream(stream, plan.layout.holds)
         return Importer(rows, storage, plan, threads=threads, dry_run=dry_run, progress=progress).run()
 

@@ -38,7 +38,7 @@ def import_command(
     Exit code 3: something was imported as corrupt or not at all; the lines say what and why.
     """
     with running(output, debug) as out, ExitStack() as opened:
-        cat = opened.enter_context(CheckpointCatalog.native(path, create=create))
+        cat = opened.enter_context(CheckpointCatalog.native(path, create=create and not dry_run))
         with out.working("importing") as say:
             report = cat.import_from(
                 source, stream, layout=layout, threads=threads, dry_run=dry_run, progress=_saying(say)

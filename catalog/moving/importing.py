@@ -16,7 +16,7 @@ from typing import Any
 
 from catalog import artifacts, chains, keys, lifecycle
 from catalog.artifacts import Kept, Stored, Writing
-from catalog.errors import ConflictError, InvalidInputError
+from catalog.errors import ConflictError
 from catalog.lifecycle import Change, Checkpoint, History, Revision, Status
 from catalog.manifest import CheckpointManifest
 from catalog.moving import contents, layouts
@@ -37,40 +37,6 @@ SMALL_BYTES = artifacts.CHUNK_BYTES
 """Files up to this size go into a commit with others; larger ones are written as they are read."""
 SMALL_FILES_BYTES = 16 << 20
 """So much of one checkpoint goes into a commit with others; what is more is written as it is read too."""
-_SNIFFED = 16
-"""So many files are looked into before a place is said to hold no states."""
-
-
-def find_plan(storage: Storage, layout: Layout | None, threads: int) -> Plan:
-    """Look at a source's files, and say which checkpoints they make.
-
-    Raises:
-        InvalidInputError: no layout is recognized, or several are.
-    """
-    files = storage.list()
-    found = layout or layouts.detect(files)
-    if found not in (None, Layout.STATES):
-        return layouts.plan(found, files)
-    if layout is None and not any(_sequence(storage, file) is not None for file in files[:_SNIFFED]):
-        within = layouts.places(files)
-        hint = f"; pass {storage.label}/{within[0]}" if within else ""
-        if len(within) > 1:
-            hint += f", or another of {len(within)} such folders"
-        raise InvalidInputError(
-            f"no checkpoints are recognized among the {len(files)} files of {storage.label}{hint or ''}: expected are "
-            "manifests/manifest-N.json, checkpoints/checkpoint_N/manifest.json, UUID/manifest.json, or files that are "
-            "serialized CheckpointStates"
-        )
-    with ThreadPoolExecutor(threads) as pool:
-        sequences = dict(zip(files, pool.map(lambda file: _sequence(storage, file), files), strict=True))
-    return layouts.plan_states(files, sequences.__getitem__)
-
-
-def _sequence(storage: Storage, file: FileFacts) -> int | None:
-    try:
-        return contents.identify(storage.read(file.path))
-    except FileFault:
-        return None  # is told when it is imported
 
 
 @dataclass(slots=True)
@@ -232,9 +198,7 @@ class Importer:
         key = ready.candidate.key
         row = self._row(ready)
         ready.fault = contents.fault(lifecycle.fold([row])[key], ready.content, ready.stored, ready.mixed)
-        if ready.fault is None or ready.content.parent:
-            row = self._standing(ready, row)
-        ready.row = self._described(ready, row)
+        ready.row = self._described(ready, self._standing(ready, row))
         if self._plan.layout is Layout.PARTITIONS:  # others may stand on it
             self._loaded[key] = lifecycle.fold([ready.row])[key]
             self._kept[key, ready.attempt] = {path: contents.as_kept(one) for path, one in ready.stored.items()}
@@ -278,9 +242,8 @@ class Importer:
         line = [parent, *chains.ancestors(self._loaded, parent)]
         at = max(row.at, there.head.at + timedelta(microseconds=1))
         row = replace(row, parent=parent, at=at, details=json.dumps({"line": line}))
-        loaded = {**self._loaded, **lifecycle.fold([row])}
-        kept = {**self._kept, (row.checkpoint_key, ready.attempt): {}}
-        broken = chain_issues([row.checkpoint_key, *line], loaded, kept, manifest, self._stream.label)
+        loaded = {key: self._loaded[key] for key in line if key in self._loaded} | lifecycle.fold([row])
+        broken = chain_issues([row.checkpoint_key, *line], loaded, self._kept, manifest, self._stream.label)
         ready.fault = "; ".join(filter(None, (ready.fault, *map(str, broken)))) or None
         return row
 

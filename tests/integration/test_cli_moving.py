@@ -86,6 +86,8 @@ def test_refusals_are_one_sentence_on_stderr(run, place, tmp_path):
 
 
 def test_a_catalog_can_be_made_on_the_way_and_the_layout_chosen(run, tmp_path):
+    assert run("import", tmp_path / "new", tmp_path, "--stream", "s", "--create", "--dry-run")[0] == 10
+    assert not (tmp_path / "new").exists()
     both = {**sources.objects([5]), **sources.folders([1])}
     code, out, _ = run(
         "import", tmp_path / "new", put(tmp_path / "in", both), "--stream", "s", "--layout", "folders", "--create"
