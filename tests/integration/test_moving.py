@@ -50,8 +50,8 @@ def outcomes(report):
     return {line.file if line.checkpoint_id is None else line.checkpoint_id: str(line.outcome) for line in report.lines}
 
 
-def faulty_rules(catalog, stream="s"):
-    found = catalog.validate([stream], depth="hashes", record=False).results
+def faulty_rules(catalog, stream="s", depth="hashes"):
+    found = catalog.validate([stream], depth=depth, record=False).results
     return {result.checkpoint_id: {issue.rule for issue in result.failures} for _, result in found if not result.valid}
 
 
@@ -677,11 +677,14 @@ def test_the_views_say_of_what_was_imported_what_validation_and_recovery_say(spa
     with CheckpointCatalog.native(tmp_path / "catalog", create=True) as native:
         for stream, files in streams.items():
             native.import_from(put(tmp_path / stream, files), stream)
-        faulty = {(stream, str(id)) for stream in streams for id in faulty_rules(native, stream)}
+        shown, faulty = (
+            {(stream, str(id)) for stream in streams for id in faulty_rules(native, stream, depth)}
+            for depth in ("metadata", "hashes")
+        )
         why = {(stream, str(id)): reason for stream in streams for id, reason in native.recover(stream).skipped}
     catalog = CheckpointCatalog.for_path(spark, tmp_path / "catalog")
     issues = catalog.view("validation_issues").where("severity = 'integrity'").collect()
-    assert {(row.stream, row.checkpoint_id) for row in issues} == faulty
+    assert {(row.stream, row.checkpoint_id) for row in issues} == shown
     candidates = {(row.stream, row.checkpoint_id): row for row in catalog.view("recovery_candidates").collect()}
     assert why
     assert {one: candidates[one].reason for one in why} == why
