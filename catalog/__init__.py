@@ -57,6 +57,8 @@ from catalog.manifest import (
 )
 from catalog.memory_factory import MemoryCheckpoints, MemoryStreamFactory
 from catalog.moment import Moment
+from catalog.moving.layouts import Layout
+from catalog.moving.report import Moved, MoveLine, MoveReport
 from catalog.output_stream import CheckpointStateOutputStream
 from catalog.policies import (
     Best,
@@ -153,6 +155,7 @@ __all__ = [
     "Last",
     "LastCommitted",
     "LastValidated",
+    "Layout",
     "Link",
     "LockTimeoutError",
     "MappingSnapshotStrategy",
@@ -160,6 +163,9 @@ __all__ = [
     "MemoryStreamFactory",
     "Merging",
     "Moment",
+    "MoveLine",
+    "MoveReport",
+    "Moved",
     "Newest",
     "NotACatalogError",
     "OperatorCheckpoint",

@@ -36,6 +36,13 @@ from catalog.folding import MIN_LINKS, FoldReport
 from catalog.lifecycle import Checkpoint, Revision
 from catalog.manifest import DEFAULT_VNODE_COUNT, Positions, StateManifest, parse_any
 from catalog.moment import Moment, MomentEngine
+from catalog.moving import importing
+from catalog.moving.exporting import Exporter
+from catalog.moving.finding import find_plan
+from catalog.moving.importing import Importer
+from catalog.moving.layouts import Layout
+from catalog.moving.report import MoveReport
+from catalog.moving.storage import Storage
 from catalog.policies import Retention
 from catalog.protocol import Stream, check_span
 from catalog.prune import CleanUp, Planned, RetentionReport
@@ -434,6 +441,80 @@ class CheckpointCatalog:
             raise CheckpointNotFoundError(f"there is no stream {missing[0]!r} to copy", stream=missing[0])
         return [clone.copy_stream(self.stream(name), other.stream(name)) for name in wanted]
 
+    # -- in and out ------------------------------------------------------------------------------------------------
+
+    def import_from(
+        self,
+        source: str | os.PathLike[str],
+        stream: str,
+        *,
+        layout: Layout | str | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        threads: int = importing.THREADS,
+        dry_run: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> MoveReport:
+        """Import the checkpoints that another store keeps as files, and say what became of each.
+
+        Ids, sink statuses, checksums and times stay. Run again after an interruption it goes on; what is there with
+        the same content is a success, other content under an id is told and never overwritten. What is wrong with a
+        source comes along as it is, and is found by validation; it does not count as latest, and recovery passes it.
+
+        Args:
+            source: a folder, or an address such as s3://bucket/folder.
+            stream: where to.
+            layout: how the source names its files; by default it is recognized. See `catalog.Layout`.
+            storage_options: for S3 those that deltalake takes; what is missing, the environment says.
+            threads: how many files are read at a time.
+            dry_run: read and judge everything, and write nothing.
+            progress: is told how far it has come, after every checkpoint.
+
+        Raises:
+            InvalidInputError: nothing is there, no layout is recognized, or the stream holds another format.
+            ConflictError: somebody else changed the stream meanwhile; run it again.
+        """
+        storage = Storage(source, storage_options)
+        threads = keys.u64(threads, "threads", minimum=1)
+        plan = find_plan(storage, _layout(layout), threads)
+        rows = self.stream(stream, plan.layout.holds)
+        return Importer(rows, storage, plan, threads=threads, dry_run=dry_run, progress=progress).run()
+
+    def export_to(
+        self,
+        target: str | os.PathLike[str],
+        stream: str,
+        *,
+        layout: Layout | str | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        threads: int = importing.THREADS,
+        dry_run: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> MoveReport:
+        """Export the live checkpoints of a stream as files of another store, and say what became of each.
+
+        What was imported gets the same names and bytes, as long as it was not updated here. Run again after an
+        interruption it goes on.
+
+        Args:
+            target: an empty or new folder, or address such as s3://bucket/folder.
+            stream: where from.
+            layout: how files are named; by default as those that were imported, else as the stream's format wants it.
+            storage_options: for S3 those that deltalake takes; what is missing, the environment says.
+            threads: how many checkpoints are written at a time.
+            dry_run: only say what would be written.
+            progress: is told how far it has come, after every checkpoint.
+
+        Raises:
+            CheckpointNotFoundError: there is no such stream.
+            InvalidInputError: the target holds something else than this export.
+        """
+        storage = Storage(target, storage_options)
+        threads = keys.u64(threads, "threads", minimum=1)
+        rows = self.stream(stream)
+        return Exporter(
+            rows, storage, layout=_layout(layout), threads=threads, dry_run=dry_run, progress=progress
+        ).run()
+
     # -- keeping ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -574,6 +655,13 @@ def _several(streams: Sequence[str]) -> Sequence[str]:
     if isinstance(streams, str):
         raise InvalidInputError(f"streams must be a list of names: pass [{streams!r}]")
     return streams
+
+
+def _layout(value: Layout | str | None) -> Layout | None:
+    try:
+        return None if value is None else Layout(value)
+    except ValueError as error:
+        raise InvalidInputError(f"layout must be one of {', '.join(Layout)}, not {value!r}") from error
 
 
 def _depth(value: Depth | str) -> Depth:

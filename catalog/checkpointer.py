@@ -184,7 +184,7 @@ class Checkpointer:
             artifacts={**own, **adopted},
             prepared=True,
             parent=manifest.parent_id if manifest.stands_on_parent else None,
-            facts={**_facts(manifest), "details": json.dumps({"missing": lost}) if lost else None},
+            facts={**manifest_columns(manifest), "details": json.dumps({"missing": lost}) if lost else None},
         )
         self._stream.save(draft)
         with self._lock:
@@ -264,7 +264,8 @@ def _check_entries(manifest: CheckpointManifestV2, stored: dict[str, Stored]) ->
             )
 
 
-def _facts(manifest: CheckpointManifestV2) -> dict[str, Any]:
+def manifest_columns(manifest: CheckpointManifestV2) -> dict[str, Any]:
+    """Return the columns that queries and pruning need of a manifest."""
     return {
         "epoch": manifest.epoch,
         "created_at": created_at(manifest.timestamp_ms),

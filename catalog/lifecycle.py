@@ -177,8 +177,22 @@ class Checkpoint:
         return self.status is Status.TRASHED and self.undo_until is not None and self.undo_until > now
 
     @property
+    def source(self) -> dict[str, Any]:
+        """Where it was imported from, as its save tells; empty if it was not."""
+        details = self.origin.details if self.origin else None
+        found: dict[str, Any] = json.loads(details).get("source", {}) if details else {}
+        return found
+
+    @property
+    def imported_fault(self) -> str | None:
+        """What was wrong with it when it was imported, None if nothing was."""
+        return self.source.get("fault")
+
+    @property
     def unfit(self) -> str | None:
         """Why nobody may restore from it, as far as its columns tell; None if one may."""
+        if self.status is Status.PREPARED and self.imported_fault:
+            return f"it was imported as corrupt: {self.imported_fault}"
         if self.status is not Status.COMMITTED or self.content is None:
             return f"it is {self.status}"
         if self.content.epoch == 0 and self.content.format != keys.Format.STATE_V1:

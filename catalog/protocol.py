@@ -131,7 +131,11 @@ class Stream(StreamReader):
 
         Chunks that its base has are borrowed instead of written.
         """
-        shared = {
+        return artifacts.write(self.engine, self.chunk_columns(key, attempt, path, kind, **columns), source, how)
+
+    def chunk_columns(self, key: str, attempt: str, path: str, kind: str, **columns: Any) -> dict[str, Any]:
+        """Return the columns that all chunks of an artifact share."""
+        return {
             "stream": self.stream,
             "checkpoint_key": key,
             "attempt": attempt,
@@ -141,7 +145,6 @@ class Stream(StreamReader):
             "staged_at": self.clock(),
             **columns,
         }
-        return artifacts.write(self.engine, shared, source, how)
 
     def adopt(
         self,
@@ -191,7 +194,7 @@ class Stream(StreamReader):
             BrokenChainError: the parent of its deltas is not there any more.
             BasePurgedError: chunks that it borrows were purged meanwhile; stage all bytes anew.
         """
-        row = self._draft_row(draft)
+        row = self.draft_row(draft)
         guards = [Unless(format_other_than=draft.format)]
         guards += [
             Unless(key=key, change=Change.PURGED) for key in sorted({draft.parent, *draft.vias} - {None}, key=str)
@@ -215,7 +218,8 @@ class Stream(StreamReader):
             f"stream {self.label!r} changed {ROUNDS} times while checkpoint {draft.key} was saved; try again"
         )
 
-    def _draft_row(self, draft: Draft) -> Revision:
+    def draft_row(self, draft: Draft) -> Revision:
+        """Return the row by which a checkpoint comes into being; who inserts it says what it stands on."""
         return Revision(
             stream=self.stream,
             checkpoint_key=draft.key,

@@ -44,7 +44,7 @@ _VALUES = {
     "change": [str(change) for change in Change],
     # Empty where an id was closed in a stream that was never saved to.
     "format": [*(str(format) for format in keys.Format), ""],
-    "kind": ["snapshot", "delta", "state"],
+    "kind": ["snapshot", "delta", "state", "source"],
     "scope": ["exclusive", "shared"],
 }
 _NOT_NEGATIVE = """

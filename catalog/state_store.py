@@ -4,6 +4,7 @@ import base64
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from typing import Any
 
 from catalog import keys, lifecycle, retention
 from catalog.artifacts import Writing
@@ -42,18 +43,7 @@ class CheckpointStateStore:
         data = state.serialize()
         stream, key = self._open(state.id.stream_id), _key(state.id.sequence)
         inline = len(data) <= INLINE_THRESHOLD_BYTES
-        manifest = StateManifest.from_dict(
-            {
-                "version": 1,
-                "sequence": state.id.sequence,
-                "watermark_ns": state.watermark_ns,
-                "event_count": state.event_count,
-                "source_offsets": dict(state.source_offsets),
-                "operator_bytes": {name: len(one) for name, one in state.operator_states.items()},
-                "metadata": dict(state.metadata),
-                "state_b64": base64.b64encode(data).decode() if inline else None,
-            }
-        )
+        manifest = manifest_of(state, data if inline else None)
         attempt = keys.new_uuid7()
         stored = {}
         if not inline:
@@ -65,11 +55,7 @@ class CheckpointStateStore:
             attempt=attempt,
             manifest=manifest.canonical(),
             artifacts=stored,
-            facts={
-                "created_at": state.id.created_at,
-                "watermark": state.watermark_ns,
-                "event_count": state.event_count,
-            },
+            facts=manifest_columns(state),
         )
         stream.save(draft, self._prune if self._max else None)
 
@@ -173,6 +159,36 @@ class CheckpointStateManager:
         with self._lock:
             self._made += 1
         return True
+
+
+def manifest_of(state: CheckpointState, data: bytes | None) -> StateManifest:
+    """Return what a row says about a state.
+
+    Args:
+        state: the state.
+        data: it as bytes, if they ride in the manifest; None if they are an artifact.
+    """
+    return StateManifest.from_dict(
+        {
+            "version": 1,
+            "sequence": state.id.sequence,
+            "watermark_ns": state.watermark_ns,
+            "event_count": state.event_count,
+            "source_offsets": dict(state.source_offsets),
+            "operator_bytes": {name: len(one) for name, one in state.operator_states.items()},
+            "metadata": dict(state.metadata),
+            "state_b64": None if data is None else base64.b64encode(data).decode(),
+        }
+    )
+
+
+def manifest_columns(state: CheckpointState) -> dict[str, Any]:
+    """Return the columns that queries and pruning need of a state."""
+    return {
+        "created_at": state.id.created_at,
+        "watermark": state.watermark_ns,
+        "event_count": state.event_count,
+    }
 
 
 def _of_stream(stream_id: str, state: CheckpointState) -> CheckpointState:

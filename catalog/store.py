@@ -259,7 +259,7 @@ class CheckpointStore:
             if merged == stored:
                 return None
             text = merged.canonical()
-            facts = _facts(merged)
+            facts = manifest_columns(merged)
             return {"change": Change.UPDATED, "manifest": text, "manifest_sha256": sha256_text(text), **facts}
 
         self._stream.change(key, decide)
@@ -435,7 +435,7 @@ class CheckpointStore:
             attempt=attempt,
             manifest=manifest.canonical(),
             artifacts=staged,
-            facts=_facts(manifest),
+            facts=manifest_columns(manifest),
         )
         self._stream.save(draft, self._keep(self._max_retained, False) if self._max_retained else None)
         with self._lock:
@@ -462,7 +462,7 @@ def _cutting(value: object) -> Cutting:
         raise InvalidInputError(f"cutting must be one of {', '.join(Cutting)}, not {value!r}") from error
 
 
-def _facts(manifest: CheckpointManifest) -> dict[str, Any]:
+def manifest_columns(manifest: CheckpointManifest) -> dict[str, Any]:
     """Return the columns that queries and pruning need of a manifest."""
     statuses = list(manifest.sink_commit_statuses.values())
     return {

@@ -143,42 +143,21 @@ class Verifier:
         own = _own(kept, checkpoint)
         holders = {(key, attempt, sha) for (key, attempt), one in kept.items() for sha in _hashes(one)}
         issues = metadata_issues(checkpoint, manifest, own, holders=holders, vnode_count=self._vnode_count)
-        issues += self._chain_issues(line, loaded, kept, manifest)
+        issues += chain_issues(line, loaded, kept, manifest, self._stream.label)
         if depth is Depth.HASHES:
             needed = needed_paths(checkpoint, manifest) | {fold.path for fold in checkpoint.folded.values()}
             wanted = {(line[0], path) for path in needed}
             if along_chain and isinstance(manifest, CheckpointManifestV2):
                 # A broken chain is a finding already.
                 with suppress(BrokenChainError, CorruptError):
-                    links = {(key, entry.path) for key, entry in self._links(line, loaded, manifest)}
+                    restored_from = chain_links(line, loaded, manifest, self._stream.label)
+                    links = {(key, entry.path) for key, entry in restored_from}
                     wanted = links - {(line[0], path) for path in never_written(checkpoint)}
             for key, path in sorted(wanted):
                 found = _own(kept, loaded[key]).get(path)
                 if found is not None and found.complete:
                     issues += self._hash_one(loaded[key], path, manifest)
         return ValidationResult(checkpoint.id, tuple(issues))
-
-    def _links(
-        self, line: Sequence[str], loaded: History, manifest: CheckpointManifestV2
-    ) -> Iterator[tuple[str, PartitionEntry]]:
-        """Yield the artifacts that a checkpoint is restored from, each with its key."""
-        for operator, partition in sorted({(name, entry.partition_id) for name, entry in manifest.entries()}):
-            yield from chains.links(line, loaded, self._parse_v2, operator, partition)
-
-    def _chain_issues(self, line: Sequence[str], loaded: History, kept: Attempts, manifest: Manifest) -> list[Issue]:
-        if not isinstance(manifest, CheckpointManifestV2) or len(line) == 1:
-            return []
-        try:
-            for key, entry in self._links(line, loaded, manifest):
-                found = _own(kept, loaded[key]).get(entry.path)
-                if key != line[0] and (found is None or not found.complete):
-                    raise BrokenChainError(f"{entry.path} is not there")
-        except CatalogError as error:
-            return [failure("chain_broken", str(error))]
-        return []
-
-    def _parse_v2(self, checkpoint: Checkpoint) -> CheckpointManifestV2:
-        return parse_stored(CheckpointManifestV2, checkpoint, self._stream.label)
 
     def _hash_one(self, checkpoint: Checkpoint, path: str, manifest: Manifest) -> Iterable[Issue]:
         inline = manifest.inline_hash() if isinstance(manifest, CheckpointManifest) else None
@@ -204,6 +183,40 @@ class Verifier:
         else:
             if expected and found != expected:
                 yield failure("checksum_mismatch", f"checksum mismatch: state is {found}, not {expected}")
+
+
+def chain_links(
+    line: Sequence[str], loaded: History, manifest: CheckpointManifestV2, stream: str
+) -> Iterator[tuple[str, PartitionEntry]]:
+    """Yield the artifacts that a checkpoint is restored from, each with its key; pure."""
+
+    def parse(checkpoint: Checkpoint) -> CheckpointManifestV2:
+        return parse_stored(CheckpointManifestV2, checkpoint, stream)
+
+    for operator, partition in sorted({(name, entry.partition_id) for name, entry in manifest.entries()}):
+        yield from chains.links(line, loaded, parse, operator, partition)
+
+
+def chain_issues(line: Sequence[str], loaded: History, kept: Attempts, manifest: Manifest, stream: str) -> list[Issue]:
+    """Return what is wrong with the chains of a checkpoint's deltas; pure.
+
+    Args:
+        line: the checkpoint, and what it stands on, nearest first.
+        loaded: those checkpoints with their manifests, as far as they are there.
+        kept: their artifacts, by key and attempt.
+        manifest: the checkpoint's manifest.
+        stream: the stream's name, for messages.
+    """
+    if not isinstance(manifest, CheckpointManifestV2) or not manifest.stands_on_parent:
+        return []
+    try:
+        for key, entry in chain_links(line, loaded, manifest, stream):
+            found = _own(kept, loaded[key]).get(entry.path)
+            if key != line[0] and (found is None or not found.complete):
+                raise BrokenChainError(f"{entry.path} is not there")
+    except CatalogError as error:
+        return [failure("chain_broken", str(error))]
+    return []
 
 
 def _own(kept: Attempts, checkpoint: Checkpoint) -> dict[str, Kept]:

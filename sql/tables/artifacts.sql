@@ -5,7 +5,7 @@ CREATE TABLE IF NOT EXISTS {table} (
   checkpoint_key STRING NOT NULL COMMENT 'the checkpoint it was written for',
   attempt STRING NOT NULL COMMENT 'one writer''s writes to one id; the checkpoint names the attempt that counts',
   path STRING NOT NULL COMMENT 'the artifact''s name within its checkpoint',
-  kind STRING NOT NULL COMMENT 'snapshot (complete), delta (relative to the parent) or state (sidecar)',
+  kind STRING NOT NULL COMMENT 'snapshot (complete), delta (relative to the parent), state (sidecar) or source (a file of where it was imported from)',
   operator STRING COMMENT 'the operator whose state it is',
   partition BIGINT COMMENT 'the operator''s partition',
   scope STRING COMMENT 'exclusive, or shared with later checkpoints',

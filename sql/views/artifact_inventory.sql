@@ -6,7 +6,7 @@
 --   checkpoint_key: the id as text that sorts by age
 --   status: committed, prepared or trashed
 --   path: the artifact's name within its checkpoint
---   kind: snapshot (complete), delta (relative to the parent) or state (sidecar)
+--   kind: snapshot (complete), delta (relative to the parent), state (sidecar) or source (an imported manifest's own text)
 --   operator: the operator whose state it is, NULL for a sidecar
 --   partition: the operator's partition
 --   bytes: its size, as far as its chunks are there

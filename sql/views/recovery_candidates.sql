@@ -25,6 +25,8 @@ judged AS (
     c.saved_at,
     c.age_seconds,
     CASE
+      WHEN c.status = 'prepared' AND get_json_object(c.details, '$.source.fault') IS NOT NULL
+        THEN 'it was imported as corrupt: ' || get_json_object(c.details, '$.source.fault')
       WHEN c.status <> 'committed' THEN 'it is ' || c.status
       WHEN c.format <> 'state-v1' AND c.epoch = 0 THEN 'its epoch is 0'
       WHEN c.sinks_failed = 1 THEN 'a sink failed'
