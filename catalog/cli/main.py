@@ -9,13 +9,14 @@ from typing import Annotated
 
 import typer
 
-from catalog.cli import looking, recovering
+from catalog.cli import looking, recovering, reporting
 from catalog.cli.frame import EXIT_CODES, make_app, run_app
 
 app = make_app("ckpt", no_args_is_help=True, epilog=EXIT_CODES)
 app.command("list")(looking.list_command)
 app.command("show")(looking.show_command)
 app.command("recover")(recovering.recover_command)
+app.command("report")(reporting.report_command)
 
 
 def _print_version(wanted: bool) -> None:
