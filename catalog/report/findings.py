@@ -135,10 +135,10 @@ CHECKS = (_nothing_to_restore, _broken, _not_restored, _open_sinks, _quiet, _not
 def _of_catalog(report: Report) -> Iterator[Finding]:
     chosen = [(stream, stream.choice) for stream in report.streams if stream.choice]
     if unproven := [stream.name for stream, one in chosen if not one.proven]:
-        text = f"what recovery would choose was never restored by a drill in {_streams(unproven, len(chosen))}"
+        text = f"no drill has restored what recovery would choose in {_streams(unproven, len(chosen))}"
         yield Finding(Level.NOTE, None, text, _command("ckpt-drill", report.place, "--engine", "native"))
     if unhashed := [stream.name for stream, one in chosen if one.hashed is None]:
-        text = f"what recovery would choose was never verified by hash in {_streams(unhashed, len(chosen))}"
+        text = f"nobody has verified by hash what recovery would choose in {_streams(unhashed, len(chosen))}"
         command = _command("ckpt-verify", report.place, "--depth", "hashes", "--engine", "native")
         yield Finding(Level.NOTE, None, text, command)
     soon = [

@@ -1,9 +1,11 @@
 """`ckpt report`: what it reads of real tables, and how it writes the page."""
 
 import json
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ from catalog.tables.port import Table
 from catalog.testing.native import NativeHarness
 from tests.planted import Planted
 
+DOCS = Path(__file__).parents[2] / "docs" / "REPORT.md"
 MEANWHILE = timedelta(minutes=1)
 
 
@@ -251,3 +254,15 @@ def test_a_write_that_fails_leaves_the_file_that_was_there_and_nothing_beside_it
     with pytest.raises(TypeError):
         replace_file(file, "no bytes")
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("r.html", "before")]
+
+
+def test_the_commands_of_its_documentation_work(ckpt, harness, tmp_path, monkeypatch):
+    for stream in ("orders", "clicks"):
+        save(harness.catalog, stream, 1)
+    monkeypatch.chdir(tmp_path)
+    Path("retention.toml").write_text("[[retention]]\nlast = 1\n")
+    block = re.search(r"^```shell\n(.*?)^```$", DOCS.read_text("utf-8"), re.MULTILINE | re.DOTALL)[1]
+    commands = [line.replace("/data/ckpt", "catalog").split() for line in block.splitlines()]
+    assert [words[0] for words in commands] == ["pip", "ckpt", "ckpt"]
+    assert [ckpt(*words[1:])[0] for words in commands[1:]] == [0, 0]
+    assert Path("report.html").read_text("utf-8").startswith(MARK)
