@@ -119,6 +119,7 @@ def timeline(streams: Sequence[StreamFacts]) -> Drawn | None:
     y = alt.Y("stream:N", sort=[label(one.name) for one in shown]).title(None).axis(grid=True)
     every = sum(len(stream.checkpoints) for stream in streams)
     note = f"{len(rows):,} of {every:,} are drawn, what is wrong first." if len(rows) < every else ""
+    note += _left_out(sum(bool(stream.checkpoints) for stream in streams) - len(shown), "streams", " ")
     chart = _points(rows, STATES, "saved (UTC)", y, tooltip).properties(height=26 * len(shown))
     return _drawn("timeline", "When checkpoints were saved", chart, rows, STATES, note)
 
@@ -141,6 +142,8 @@ def sizes(streams: Sequence[StreamFacts]) -> Drawn | None:
         for some in shown
         for one in _spread(some, SIZE_POINTS)
     ]
+    powers = [one.bytes.bit_length() for some in shown for one in some] or [0]
+    step = next(step for step in (1, 2, 5, 10) if (max(powers) - min(powers)) / step <= 6)
     chart = (
         _chart(rows)
         .mark_line(point={"size": 18}, strokeWidth=1.5)
@@ -149,14 +152,16 @@ def sizes(streams: Sequence[StreamFacts]) -> Drawn | None:
             y=alt.Y("bytes:Q")
             .scale(type="log", base=2)
             .title(None)
-            .axis(values=[1 << power for power in range(0, 61, 5)], labelExpr=_SIZE_LABEL),
+            .axis(values=[1 << power for power in range(0, 61, step)], labelExpr=_SIZE_LABEL),
             color=_color(legend),
             tooltip=_tooltip("checkpoint", "saved", "size", part="stream"),
         )
         .properties(height=240)
     )
     thinned = any(len(some) > SIZE_POINTS for some in shown)
-    note = "From line to line it is 32 times as much. " + _left_out(len(largest) - len(shown), "smaller streams")
+    note = f"From line to line it is {1 << step} times as much. " + _left_out(
+        len(largest) - len(shown), "smaller streams"
+    )
     note += f"At most {SIZE_POINTS} of a stream are drawn, evenly spread." if thinned else ""
     return _drawn("sizes", "Size of live checkpoints", chart, rows, legend, note)
 
@@ -423,5 +428,5 @@ def _spread(some: Sequence[CheckpointFacts], most: int) -> list[CheckpointFacts]
     return [some[round(n * (len(some) - 1) / (most - 1))] for n in range(most)]
 
 
-def _left_out(count: int, what: str) -> str:
-    return f"{count:,} {what} are not drawn. " if count > 0 else ""
+def _left_out(count: int, what: str, before: str = "") -> str:
+    return f"{before}{count:,} {what} are not drawn. " if count > 0 else ""

@@ -15,6 +15,8 @@ from catalog.report.findings import Finding, Level
 from catalog.report.html import Child, Html, el, join
 from catalog.report.pieces import ROWS, ago, badge, cut, figure, ident, stream_name, table, when
 
+AT_FIRST = 12
+"""How many findings are seen before more are asked for."""
 WORDS = {Level.GOOD: "ok", Level.NOTE: "note", Level.WARNING: "warning", Level.CRITICAL: "critical"}
 GUIDE = {
     "Broken": "It breaks a rule of integrity: recovery passes over it. Its rows show it now, or a verification that "
@@ -73,7 +75,9 @@ def _counted(count: int, level: Level) -> str:
 
 def _tile(title: str, number: str, more: str, level: Level | None) -> Html:
     shown = [el("span", number, class_="number"), el("span", more, class_="more")]
-    return el("div", el("dt", title), el("dd", *shown), class_=f"tile {level.name.lower()}" if level else "tile")
+    return el(
+        "div", el("dt", title), el("dd", *shown), class_="tile" if level is None else f"tile {level.name.lower()}"
+    )
 
 
 def attention(found: Sequence[Finding]) -> Html:
@@ -92,7 +96,9 @@ def attention(found: Sequence[Finding]) -> Html:
         )
         for one in found[:ROWS]
     ]
-    return join([el("ul", *items, class_="findings"), cut(len(found), ROWS)])
+    rest = el("ul", *items[AT_FIRST:], class_="findings")
+    more = el("details", el("summary", f"{len(items) - AT_FIRST:,} more"), rest) if len(items) > AT_FIRST else None
+    return join([el("ul", *items[:AT_FIRST], class_="findings"), more, cut(len(found), ROWS)])
 
 
 def streams(ordered: Sequence[StreamFacts], worst: Mapping[str, Level], now: datetime) -> Html:

@@ -193,6 +193,14 @@ def test_a_timeline_that_is_cut_keeps_what_is_wrong_and_both_ends_and_says_so(mo
     assert list(drawn.legend) == ["sound", "broken"]
 
 
+@pytest.mark.parametrize(("most", "step"), [(200, 1), (1 << 12, 1), (1 << 18, 2), (1 << 30, 5), (1 << 60, 10)])
+def test_the_lines_of_a_size_axis_are_neither_too_many_nor_too_few(most, step):
+    drawn = charts.sizes(report(saved(1, DAY), saved(2, HOUR, artifact_bytes=most)).streams)
+    lines = [one for one in drawn.spec["encoding"]["y"]["axis"]["values"] if 64 <= one <= most]
+    assert 1 <= len(lines) <= 7
+    assert f"{1 << step} times as much" in drawn.note
+
+
 def test_bars_add_up_to_the_checkpoint_and_small_operators_are_together():
     sizes = {f"op {n}": OperatorSize(1000 * (20 - n), 0) for n in range(12)}
     found = report(saved(1, DAY), operators={("s", key(1)): sizes})
@@ -284,6 +292,24 @@ def test_a_hostile_name_adds_no_element_wherever_it_stands():
     (rows,) = json.loads(data)["chart-timeline"]["datasets"].values()
     assert {row["stream"] for row in rows} == {charts.label(HOSTILE)}
     assert script == plain.scripts[1]
+
+
+def test_the_numbers_at_the_top_are_in_the_colour_of_how_bad_it_is():
+    def tiles(found):
+        shown = Elements(sections.summary(found, findings(found))).found
+        return [some["class"].removeprefix("tile").strip() for tag, some in shown if tag == "div"]
+
+    events = [drilled(1, HOUR), verified(1, HOUR)]
+    assert tiles(report(saved(1, DAY), events=events)) == ["good", "", "", "", "good", "good"]
+    assert tiles(report(saved(1, DAY), issues={1: (BROKEN,)})) == ["critical", "", "", "", "critical", ""]
+
+
+def test_many_findings_are_there_but_not_in_the_way():
+    found = report(*(saved(1, DAY, stream=f"s{n}", sinks_failed=1) for n in range(9)))
+    shown = sections.attention(findings(found))
+    first, _, more = shown.partition("<details>")
+    assert (first.count("<li"), more.count("<li")) == (sections.AT_FIRST, 18 - sections.AT_FIRST)
+    assert "<summary>6 more</summary>" in more
 
 
 def test_a_page_of_nothing_says_so():
