@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from catalog.cli import asking, changing, doctor, keeping, looking, moving, overview, recovering, upkeep
+from catalog.cli import asking, changing, doctor, keeping, looking, moving, overview, recovering, reporting, upkeep
 from catalog.cli.frame import EXIT_CODES, CatalogCommand, make_app, run_app
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -30,6 +30,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "drill": upkeep.drill_command,
     "history": overview.history_command,
     "sql": asking.sql_command,
+    "report": reporting.report_command,
     "import": moving.import_command,
     "export": moving.export_command,
     "doctor": doctor.doctor_command,

@@ -1,0 +1,1 @@
+"""A report of a catalog: `gather` reads the facts, `findings` says what needs attention, `page` draws it all."""
