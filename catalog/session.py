@@ -92,17 +92,26 @@ ADDITIVE: Final[Mapping[str, str]] = {  # and the separator of each
 
 
 def build_session(
-    app_name: str = "checkpoint-catalog", settings: Mapping[str, str] | None = None, master: str | None = None
+    app_name: str = "checkpoint-catalog",
+    settings: Mapping[str, str] | None = None,
+    master: str | None = None,
+    *,
+    log: str | os.PathLike[str] | None = None,
 ) -> SparkSession:
     """Start a Spark session with Delta, or return the one that runs.
 
     A running session keeps what only counts when its JVM starts: jars, memory, Java options. Where the environment
     names a Spark Connect server (SPARK_REMOTE), the session is that server's, with its own settings.
 
+
+    A running session keeps what only counts when its JVM starts: jars, memory, Java options, log.
+
     Args:
         app_name: The application's name.
         settings: Spark settings, which win over the defaults; lists are added to.
         master: Where to run; by default what spark-submit says, else all cores of this machine.
+        log: What the JVM says for itself, such as which jars it fetches, is added to this file instead of printed.
+            Errors of queries are raised as ever.
 
     Raises:
         SessionError: Java or the Delta jars are missing, or the running session has no Delta.
@@ -135,12 +144,14 @@ def build_session(
     merged = merge(defaults, jars, fixed, own)
     changed = {key: value for key, value in merged.items() if fixed.get(key) != value}
     try:
+        if log is not None and SparkContext._gateway is None:
+            _start_jvm(changed, log)
         spark = SparkSession.builder.config(map={**changed}).getOrCreate()
     except PySparkRuntimeError as error:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
         raise SessionError(
-            "Spark's JVM ended before it was ready (its own words are above); if "
+            f"Spark's JVM ended before it was ready (its own words are {'above' if log is None else f'in {log}'}); if "
             f"{merged.get('spark.jars.packages', 'a jar')} could not be had, check the network, or set "
             f"{IVY_SETTINGS_VARIABLE} to an Ivy settings file that names your mirror, or {JARS_VARIABLE} to a folder "
             "that holds the jars."
@@ -168,6 +179,17 @@ def _remote_session(address: str, settings: Mapping[str, str]) -> SparkSession:
             "with spark.sql.extensions and spark.sql.catalog.spark_catalog as delta-spark asks."
         )
     return spark
+
+
+def _start_jvm(settings: Mapping[str, str], log: str | os.PathLike[str]) -> None:
+    """Start the JVM as PySpark does, but for where its output goes."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    with Path(log).open("ab") as said:
+        gateway = launch_gateway(conf, {"stdout": said, "stderr": said})  # type: ignore[no-untyped-call]
+    SparkContext._ensure_initialized(gateway=gateway)
 
 
 def has_delta(spark: SparkSession) -> bool:

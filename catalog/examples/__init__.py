@@ -1,1 +1,1 @@
-"""Examples that run: `python -m catalog.examples.counting PLACE`."""
+"""Stream processors that checkpoint into a catalog; `python -m catalog.examples.counting PLACE` runs one."""

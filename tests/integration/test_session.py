@@ -79,6 +79,20 @@ def test_jars_that_cannot_be_had_are_one_clear_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
+def test_what_the_jvm_says_goes_into_the_log_and_the_sentence_names_it(tmp_path: Path) -> None:
+    ivy_settings, log = tmp_path / "ivysettings.xml", tmp_path / "spark.log"
+    ivy_settings.write_text(IVY_SETTINGS.format(folder=tmp_path / "empty"))
+    log.write_text("kept\n")
+    quiet = START.replace('master="local[1]"', 'master="local[1]", log=sys.argv[2]')
+    ended = run(quiet, tmp_path / "ivy", log, **{IVY_SETTINGS_VARIABLE: str(ivy_settings)})
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    (sentence,) = ended.stderr.splitlines()
+    assert f"its own words are in {log}" in sentence
+    assert log.read_text().startswith("kept\n")
+    assert "unresolved dependency" in log.read_text()
+
+
 def test_a_folder_of_jars_is_enough_without_a_network(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "jars"
     folder.mkdir()
