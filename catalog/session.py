@@ -100,11 +100,8 @@ def build_session(
 ) -> SparkSession:
     """Start a Spark session with Delta, or return the one that runs.
 
-    A running session keeps what only counts when its JVM starts: jars, memory, Java options. Where the environment
+    A running session keeps what only counts when its JVM starts: jars, memory, Java options, log. Where the environment
     names a Spark Connect server (SPARK_REMOTE), the session is that server's, with its own settings.
-
-
-    A running session keeps what only counts when its JVM starts: jars, memory, Java options, log.
 
     Args:
         app_name: The application's name.
