@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from catalog import Layout, keys, new_uuid7
+from catalog import Layout, keys
 from catalog.artifacts import Stored
 from catalog.manifest import CheckpointManifest, StateManifest
 from catalog.moving import contents
 from catalog.moving.layouts import Candidate, FileFacts
 from tests import sources
 
-ID, OTHER = new_uuid7(), new_uuid7()
+ID, OTHER = "01900000-0000-7000-8000-000000000001", "01900000-0000-7000-8000-000000000002"
 KEY = keys.integer_key(7)
 
 

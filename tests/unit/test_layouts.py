@@ -2,12 +2,12 @@
 
 import pytest
 
-from catalog import InvalidInputError, Layout, keys, new_uuid7
+from catalog import InvalidInputError, Layout, keys
 from catalog.moving import layouts
 from catalog.moving.layouts import FileFacts
 from tests import sources
 
-FIRST, SECOND = new_uuid7(), new_uuid7()
+FIRST, SECOND = "01900000-0000-7000-8000-000000000001", "01900000-0000-7000-8000-000000000002"
 FILES = {
     Layout.OBJECTS: sources.objects([1, 2]),
     Layout.FOLDERS: sources.folders([1, 2]),
