@@ -89,7 +89,7 @@ def list_rows(label: str, history: History, now: datetime, *, trash: bool = Fals
                     "is_latest": latest is not None and one.key == latest.key,
                     "epoch": _number(one.content.epoch),
                     "saved_at": one.origin.at,
-                    "age_seconds": _age_seconds(one, now),
+                    "age_seconds": age_seconds(one, now),
                     "sinks_committed": one.content.sinks_committed,
                     "sinks_pending": one.content.sinks_pending,
                     "sinks_failed": one.content.sinks_failed,
@@ -152,7 +152,7 @@ def _facts(label: str, one: Checkpoint, now: datetime) -> dict[str, Any]:
         "format": one.head.format,
         "status": str(one.status),
         "saved_at": first.get("at"),
-        "age_seconds": _age_seconds(one, now),
+        "age_seconds": age_seconds(one, now),
         "created_at": told.get("created_at"),
         "changed_at": one.head.at,
         "changed_by": one.head.actor,
@@ -314,7 +314,8 @@ def _utc(at: datetime | None) -> str:
     return show_as.moment(at, timespec="microseconds") + (" UTC" if at else "")
 
 
-def _age_seconds(one: Checkpoint, now: datetime) -> int | None:
+def age_seconds(one: Checkpoint, now: datetime) -> int | None:
+    """Return how long ago a checkpoint was saved."""
     return max(0, int((now - one.origin.at).total_seconds())) if one.origin else None
 
 

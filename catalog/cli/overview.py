@@ -13,7 +13,7 @@ from catalog.catalog import CheckpointCatalog
 from catalog.cli import output as show_as
 from catalog.cli.frame import DebugOption, ExitCode, OutputOption, PathArgument, StreamArgument, running
 from catalog.cli.job import chosen_streams
-from catalog.cli.looking import list_rows
+from catalog.cli.looking import age_seconds, list_rows
 from catalog.cli.output import Column, Listing, OutputFormat
 from catalog.lifecycle import History, Status
 from catalog.tables.port import Condition, Equals, Table
@@ -74,15 +74,12 @@ def _stream_row(
     counts = {status: [one for one in history.values() if one.status is status] for status in Status}
     newest = lifecycle.latest(history)
     content = newest.content if newest else None
-    damaged = [history[key].id for key, (_, valid) in verdicts.items() if not valid and key in history]
-    damaged = [id for id in damaged if any(one.id == id and one.live for one in history.values())]
+    damaged = [one.id for key, one in history.items() if one.live and not verdicts.get(key, (now, True))[1]]
     live = [*counts[Status.COMMITTED], *counts[Status.PREPARED]]
     return {
         "stream": label,
         "checkpoint_id": newest.id if newest else None,
-        "latest_age_seconds": max(0, int((now - newest.origin.at).total_seconds()))
-        if newest and newest.origin
-        else None,
+        "latest_age_seconds": age_seconds(newest, now) if newest else None,
         "sinks_pending": content.sinks_pending if content else None,
         "sinks_failed": content.sinks_failed if content else None,
         "committed": len(counts[Status.COMMITTED]),

@@ -1,6 +1,7 @@
 """`ckpt init`, `save` and `restore`: files go in, and the same files come out, or nothing at all."""
 
 import asyncio
+import errno
 import json
 import os
 from pathlib import Path
@@ -176,6 +177,21 @@ def test_what_cannot_be_saved_as_it_is_is_refused_before_anything_is_written(
     assert (code, shown, len(told.splitlines())) == (2, "", 1)
     assert why in told
     assert sorted(place.rglob("*")) == before
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_and_not_left_out(here, place, folder, monkeypatch):
+    list_folder = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("deep"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    code, shown, told = here("save", place, "job", folder)
+    assert (code, shown) == (1, "")
+    assert "Permission denied" in told
+    assert ids(place) == []
 
 
 @pytest.mark.parametrize(
