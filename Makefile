@@ -19,7 +19,8 @@ test: .venv/ready  ## the tests that every change has to pass
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 prove: .venv/ready  ## the long ones: races, kills, a cluster, a browser
-	$(BIN)/pytest -m prove -s
+	$(BIN)/pytest -m prove --numprocesses 2 --dist worksteal --ignore tests/faults
+	$(BIN)/pytest -m prove -s tests/faults
 
 bench: .venv/ready  ## how fast it is here
 	$(BIN)/python -m tests.benchmarks.bench

@@ -146,6 +146,33 @@ def shorten_log(table: Path, below: int, *, dry_run: bool = False) -> tuple[int,
     return freed, entries
 
 
+def mend_log(table: Path) -> Path | None:
+    """Set the newest checkpoint of a local log aside if it is half-written, as a power cut may leave it.
+
+    Nothing is lost: only once it is on the disk entries go that it sums up. The caller holds the table's lock, so that
+    nobody is writing it just now.
+
+    Returns:
+        Where it is now; None if it is whole, or cannot be done without.
+    """
+    checkpoints = sorted(version for version, kind in _log_files(table).values() if kind == "checkpoint.parquet")
+    if not checkpoints or _is_parquet(damaged := log_checkpoint(table, checkpoints[-1])):
+        return None
+    first = checkpoints[-2] + 1 if len(checkpoints) > 1 else 0
+    if not all(log_entry(table, version).exists() for version in range(first, checkpoints[-1] + 1)):
+        return None
+    aside = damaged.rename(damaged.with_name(f"{damaged.name}.damaged"))
+    damaged.with_name("_last_checkpoint").unlink(missing_ok=True)
+    fsync(damaged.parent)
+    return aside
+
+
+def _is_parquet(path: Path) -> bool:
+    """Say whether a Parquet file was written from its beginning to its end."""
+    mark, content = b"PAR1", path.read_bytes()
+    return len(content) > 2 * len(mark) and content.startswith(mark) and content.endswith(mark)
+
+
 def _log_files(table: Path) -> dict[str, tuple[int, str]]:
     """Return version and kind of a local log's files by name; Hadoop hides a checksum beside each of Spark's."""
     try:

@@ -35,7 +35,7 @@ from catalog.tables.native_files import DataFiles
 from catalog.tables.native_log import LoadedTable, Replacement
 from catalog.tables.native_statistics import Snapshot, Where, conditions_of, expression
 from catalog.tables.native_upkeep import Spread, Upkeep
-from catalog.tables.opening import check_format, created, creating, no_catalog
+from catalog.tables.opening import check_format, created, creating, mended, no_catalog
 from catalog.tables.port import Condition, Engine, Equals, In, Merging, Outcome, Table, Unless, Version
 from catalog.tables.schema import definition
 
@@ -102,8 +102,16 @@ class NativeEngine:
                 lock = CommitLock(files.folder, timeout_s=lock_timeout_s, durable=durable, data_too=False)
             return LoadedTable(files, lock, self._commits, self._ahead, clock)
 
+        def load_all() -> dict[Table, LoadedTable]:
+            return {table: load(table) for table in Table}
+
         try:
-            self._tables = {table: load(table) for table in Table}
+            try:
+                self._tables = load_all()
+            except DeltaError:
+                if not mended(place):
+                    raise
+                self._tables = load_all()
         except TableNotFoundError as error:
             raise no_catalog(place, first_line(error), found=False) from error
         except (DeltaError, OSError) as error:

@@ -1,13 +1,17 @@
 """What both engines ask of a place before they create or open a catalog there."""
 
+import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 from catalog.errors import NotACatalogError, ReadOnlyError, UnsupportedFormatError
-from catalog.tables.locks import LOCK_FILE, CommitLock, fsync, fsync_commits
+from catalog.tables.locks import LOCK_FILE, CommitLock, fsync, fsync_commits, mend_log
 from catalog.tables.names import Place
 from catalog.tables.port import Table
 from catalog.tables.schema import FORMAT_PROPERTY, FORMAT_VERSION
+
+log = logging.getLogger(__name__)
 
 
 def creating(place: Place) -> AbstractContextManager[None]:
@@ -41,6 +45,20 @@ def created(place: Place) -> None:
         fsync(folder / table)
     fsync(folder)
     fsync(folder.parent)
+
+
+def mended(place: Place) -> bool:
+    """Do without log checkpoints that a power cut left half-written, and say whether there were any."""
+    folders = [place.local_folder / table for table in Table] if place.local_folder else []
+    aside: list[Path] = []
+    for folder in folders:
+        if folder.is_dir():
+            with CommitLock(folder, durable=False).held():
+                found = mend_log(folder)
+            aside += [found] if found else []
+    for one in aside:
+        log.warning("a log checkpoint was half-written, which a power cut may do; it is set aside as %s", one)
+    return bool(aside)
 
 
 def check_format(place: Place, properties: Mapping[str, str]) -> None:

@@ -12,6 +12,7 @@ from catalog import (
     CheckpointManifest,
     CheckpointManifestV2,
     CorruptError,
+    NotACatalogError,
     artifact_path,
     keys,
     new_uuid7,
@@ -95,6 +96,37 @@ def test_zero_byte_files_after_a_power_cut_are_passed_over(store, tmp_path):
     assert report.chosen_id == 2
     with pytest.raises(CorruptError):
         store.load_state_data(3)
+
+
+@pytest.mark.parametrize("left", [b"", b"PAR1 and then nothing"], ids=["zero bytes", "half of it"])
+def test_a_log_checkpoint_that_a_power_cut_left_half_written_is_done_without(store, harness, tmp_path, left):
+    for number in range(3, 30):
+        save(store, number)
+    harness.catalog.close()  # log checkpoints are made in the background
+    log = tmp_path / "catalog" / Table.CHECKPOINTS / "_delta_log"
+    newest = max(log.glob("*.checkpoint.parquet"))
+    assert newest != min(log.glob("*.checkpoint.parquet")), "there is none before it to go on from"
+    newest.write_bytes(left)
+    with CheckpointCatalog.native(tmp_path / "catalog") as again:
+        assert again.store("s").list_ids() == list(range(1, 30))
+        save(again.store("s"), 30)
+        again.compact()
+    assert newest.with_name(f"{newest.name}.damaged").read_bytes() == left
+    assert CheckpointCatalog.native(tmp_path / "catalog").store("s").load_latest().checkpoint_id == 30
+
+
+def test_a_log_without_which_nothing_is_known_is_told_and_left_as_it_is(store, harness, tmp_path):
+    for number in range(3, 30):
+        save(store, number)
+    harness.catalog.close()
+    log = tmp_path / "catalog" / Table.CHECKPOINTS / "_delta_log"
+    newest = max(log.glob("*.checkpoint.parquet"))
+    newest.write_bytes(b"")
+    (log / f"{int(newest.name[:20]):020d}.json").unlink()
+    before = sorted(log.iterdir())
+    with pytest.raises(NotACatalogError):
+        CheckpointCatalog.native(tmp_path / "catalog")
+    assert sorted(log.iterdir()) == before
 
 
 def test_a_gap_in_the_id_sequence_is_no_end(store):
