@@ -3,7 +3,7 @@
 The blocks of a page are run in order, in one folder and one namespace of its own. A Python block is executed, or
 written to a file if it begins with a comment that names one (`# test_mine.py`); a shell block is run by bash, a SQL
 block by the page's Spark session. A text block says what the block before it printed. docs/JOBS.md, whose schedules
-belong elsewhere, has test_schedules.py instead.
+belong elsewhere, has test_schedules.py instead; CLI.md, MOVING.md and REPORT.md are run by the tests of what they show.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from catalog.tables.schema import FORMAT_PROPERTY, FORMAT_VERSION, definition
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
-RUN_ELSEWHERE = {"JOBS.md"}
+RUN_ELSEWHERE = {"CLI.md", "JOBS.md", "MOVING.md", "REPORT.md"}
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# ([\w/]+\.\w+)\n")
 SHOWN_PLACES = ("/tmp/first-catalog", "/data", "/backup")
