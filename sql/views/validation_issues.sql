@@ -151,7 +151,7 @@ found AS (
         IF(
           size(array_except(expected, paths)) > 0
             OR (format = 'manifest-v1' AND state_count = 0 AND NOT has_external AND f.state_checksum IS NOT NULL AND inline_sha256 IS NULL),
-          named_struct('rule', 'state_missing', 'severity', 'integrity', 'message', 'state data is missing: ' || coalesce(array_except(expected, paths)[0], 'state.bin')),
+          named_struct('rule', 'state_missing', 'severity', 'integrity', 'message', 'state data is missing: ' || coalesce(get(array_except(expected, paths), 0), 'state.bin')),
           NULL
         ),
         IF(
