@@ -33,9 +33,9 @@ def import_command(
     output: OutputOption = OutputFormat.TEXT,
     debug: DebugOption = False,
 ) -> None:
-    """Import the checkpoints that another store keeps as files; run again, it goes on.
+    """Import the checkpoints that another store keeps as files.
 
-    Exit code 3: something was imported as corrupt or not at all; the lines say what and why.
+    Run again, it goes on. Exit code 3: something was imported as corrupt or not at all; the lines say what and why.
     """
     with running(output, debug) as out, ExitStack() as opened:
         cat = opened.enter_context(CheckpointCatalog.native(path, create=create and not dry_run))
@@ -56,9 +56,9 @@ def export_command(
     output: OutputOption = OutputFormat.TEXT,
     debug: DebugOption = False,
 ) -> None:
-    """Export the live checkpoints of a stream as files of another store; run again, it goes on.
+    """Export the live checkpoints of a stream as another's files.
 
-    Exit code 3: something was not exported, or was corrupt when it was imported.
+    Run again, it goes on. Exit code 3: something was not exported, or was corrupt when it was imported.
     """
     with running(output, debug) as out, ExitStack() as opened:
         cat = opened.enter_context(CheckpointCatalog.native(path))

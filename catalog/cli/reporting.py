@@ -33,10 +33,11 @@ def report_command(
     output: OutputOption = OutputFormat.TEXT,
     debug: DebugOption = False,
 ) -> None:
-    """Write a page about the catalog: health, timeline, growth, faults, drills and retention.
+    """Write a page about the catalog for the person on call.
 
-    It is one file that loads nothing from elsewhere. A report that is there is replaced, any other file only with
-    --force. The exit code is 3 if something critical was found; the page is written all the same.
+    Health, timeline, growth, faults, drills and retention are in one file that loads nothing from elsewhere. A report
+    that is there is replaced, any other file only with --force. The exit code is 3 if something critical was found; the
+    page is written all the same.
     """
     with running(output, debug) as out:
         render = _renderer()
