@@ -12,7 +12,7 @@ help:  ## what can be made
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-run: .venv/ready  ## a first look: save, recover, undo
+run: .venv/ready  ## a first look: the whole story, on real data
 	$(BIN)/python -m catalog.demo
 
 test: .venv/ready  ## the tests that every change has to pass

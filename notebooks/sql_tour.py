@@ -16,14 +16,13 @@
 #
 # A checkpoint catalog is three Delta tables and a set of views over them. This tour makes a small catalog, damages it a
 # little, and then asks the questions that somebody on call asks: what is there, what is wrong, what would be recovered
-# and why, where do the sources stand, what grows, what can be taken back, and what was there before.
+# and why, where do the sources stand, what grows, would a restore work, what can be taken back, and what was there
+# before.
 #
 # It needs Java 17 and takes about a minute.
 
 # %%
-import os
 import tempfile
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -32,7 +31,15 @@ import pandas as pd
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
-from catalog import CheckpointCatalog, CheckpointManifest, CheckpointManifestV2, artifact_path, new_uuid7
+from catalog import (
+    AppendLog,
+    CheckpointCatalog,
+    CheckpointManifest,
+    CheckpointManifestV2,
+    Sample,
+    artifact_path,
+    new_uuid7,
+)
 from catalog.session import build_session
 from catalog.testing.spark import QUICK_SETTINGS
 
@@ -137,22 +144,8 @@ print(f"{pruned} pruned, {len(damaged)} damaged")
 # The settings make many tiny queries quick, and large ones slow: leave them out for a catalog of your own. What Spark
 # says while it starts goes into a file beside the catalog.
 
-
 # %%
-@contextmanager
-def stderr_into(file):
-    kept, opened = os.dup(2), os.open(file, os.O_WRONLY | os.O_CREAT)
-    os.dup2(opened, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(opened)
-
-
-with stderr_into(place.with_name("spark.log")):
-    spark = build_session(settings=QUICK_SETTINGS)
+spark = build_session(settings=QUICK_SETTINGS, log=place.with_name("spark.log"))
 
 # %% [markdown]
 # `deploy_views` makes the views of [sql/views](../sql/views). A catalog in a folder has no schema to put them in, so
@@ -330,6 +323,35 @@ table("""
 """)
 
 # %% [markdown]
+# Folding makes one snapshot of it; the folder knows how the deltas are put together. What the producer wrote stays
+# beside it until retention lets it go, and `delta_chains` no longer has this checkpoint.
+
+# %%
+native.fold_chains(["clicks"], folders={"counts": AppendLog()}, min_links=2)
+table("""
+    SELECT kind, folded, i.bytes
+    FROM artifact_inventory i
+    JOIN latest_checkpoints USING (stream, checkpoint_key)
+    WHERE stream = 'clicks' AND operator = 'counts'
+    ORDER BY folded
+""")
+
+# %% [markdown]
+# ## Would a restore work
+#
+# A drill restores checkpoints into scratch space and checks every hash: by schedule a few a night, here all of them.
+# Checkpoint 5 of `orders` cannot be restored. `seconds_p50` and `seconds_p99` of the same view say how long the others
+# took.
+
+# %%
+native.run_drills(sample=Sample(percent=100))
+table("""
+    SELECT stream, committed, proven, unproven, checkpoint_id AS oldest_unproven, last_error
+    FROM restore_drills
+    ORDER BY stream
+""")
+
+# %% [markdown]
 # ## What is in the trash
 #
 # Pruning deletes nothing yet. `store.restore(2)` takes it back, until the undo window is over.
@@ -343,12 +365,13 @@ table("""
 # %% [markdown]
 # ## Who did what
 #
-# Every change of every checkpoint's life, and every event, newest first.
+# Every change of every checkpoint's life, and every event, newest first; here without the drills.
 
 # %%
 table("""
     SELECT date_format(at, 'HH:mm') AS at, stream, checkpoint_id, event, actor, reason
     FROM checkpoint_events
+    WHERE event <> 'drilled'
     ORDER BY checkpoint_events.at DESC, stream
     LIMIT 8
 """)
