@@ -238,7 +238,7 @@ table("""
 
 # %%
 chains = table("""
-    SELECT stream, saved_at, coalesce(depth, 1) AS depth, coalesce(bytes_to_read, bytes) / 1048576 AS mib_to_read
+    SELECT stream, saved_at, coalesce(depth, 1) AS depth
     FROM checkpoint_list
     LEFT JOIN delta_chains USING (stream, checkpoint_id, checkpoint_key)
     WHERE stream LIKE 'audit%'

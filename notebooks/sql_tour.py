@@ -299,12 +299,12 @@ kib.index = range(1, len(kib) + 1)
 
 figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
 bottom = 0 * kib["rules"]
-for operator, colour in {"rules": "#c9ced6", "counts": "#8fa3bf", "sessions": "#d1495b"}.items():
+for operator, colour in {"rules": "#A7AFB9", "counts": "#0072B2", "sessions": "#E69F00"}.items():
     axes.bar(kib.index, kib[operator], bottom=bottom, label=operator, color=colour, width=0.7)
     bottom = bottom + kib[operator]
 axes.set_title("clicks: sessions grow; counts write only what changed", loc="left")
 axes.set_xlabel("checkpoint, oldest first")
-axes.set_ylabel("KiB")
+axes.set_ylabel("size (KiB)")
 axes.spines[["top", "right"]].set_visible(False)
 handles, labels = axes.get_legend_handles_labels()
 axes.legend(handles[::-1], labels[::-1], frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
