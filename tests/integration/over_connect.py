@@ -47,6 +47,14 @@ def spark():
     return session
 
 
+@pytest.fixture
+def another_session():
+    """What a second client has."""
+    session = SparkSession.builder.remote(os.environ["SPARK_REMOTE"]).create()
+    yield session
+    session.stop()
+
+
 @pytest.fixture(scope="module")
 def harness(spark, tmp_path_factory):
     return SparkHarness(spark, tmp_path_factory.mktemp("connect") / "catalog")
@@ -170,11 +178,12 @@ def test_deleting_and_going_back_work(harness, stream):
     assert harness.artifact_rows(stream) == 1
 
 
-def test_of_two_clients_that_race_for_an_id_one_wins_and_conflicts_are_recognized(spark, harness, stream):
+def test_of_two_clients_that_race_for_an_id_one_wins_and_conflicts_are_recognized(
+    spark, another_session, harness, stream
+):
     """Without the locks of a local disk, as on a cluster's storage: only Delta keeps the two apart."""
-    clients = [spark, SparkSession.builder.remote(os.environ["SPARK_REMOTE"]).create()]
-    assert clients[0].session_id != clients[1].session_id
-    engines = [SparkEngine(one, harness.catalog.engine.place) for one in clients]
+    assert spark.session_id != another_session.session_id
+    engines = [SparkEngine(one, harness.catalog.engine.place) for one in (spark, another_session)]
     for engine in engines:
         engine._locks = {}
     stores = [CheckpointCatalog(engine).store(stream) for engine in engines]
@@ -204,7 +213,6 @@ def test_of_two_clients_that_race_for_an_id_one_wins_and_conflicts_are_recognize
     for number, at in wins:
         assert stores[1 - at].load_state_data(number) == b"of client %d" % at
     assert engines[0].conflicts + engines[1].conflicts > 0, "the racing MERGEs never met: the fence was not tried"
-    clients[1].stop()
 
 
 def test_a_lost_data_file_is_a_corrupt_catalog_and_a_lost_old_version_is_out_of_reach(spark, tmp_path, stream):
