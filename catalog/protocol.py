@@ -387,7 +387,7 @@ class Stream(StreamReader):
         row = self._next(
             history[key],
             change=Change.FOLDED,
-            reason="1 chain became one snapshot" if len(folds) == 1 else f"{len(folds)} chains became one snapshot each",
+            reason="1 chain became a snapshot" if len(folds) == 1 else f"{len(folds)} chains became one snapshot each",
             attempt=attempt,
             parent=parent,
             artifact_count=len(folds),
