@@ -26,7 +26,7 @@ from catalog.artifacts import CHUNK_BYTES
 from catalog.session import build_session
 from catalog.tables.port import Table
 from catalog.tables.schema import arrow
-from tests.benchmarks import native, producers, trust, upkeep
+from tests.benchmarks import folding, native, producers, trust, upkeep
 from tests.benchmarks.lines import MIB, Line, alternate, manifest, show
 
 numbers = count(1)
@@ -175,7 +175,7 @@ def main() -> None:
         )
         lines += trust_lines
         upkeep_lines, upkeep_facts = upkeep.run(spark, folder, checkpoints=options.checkpoints, rounds=options.rounds)
-        lines += upkeep_lines
+        lines += upkeep_lines + folding.run(spark, folder, rounds=options.rounds)
         spark.stop()
         native_lines, facts = native.run(
             folder, spark_save_s, rounds=options.rounds, size_mib=options.size_mib, commits=options.commits
