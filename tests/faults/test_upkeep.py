@@ -2,20 +2,17 @@
 
 import json
 import random
-import subprocess
-import sys
 import threading
 from collections import Counter
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
 from catalog import CheckpointCatalog, CheckpointManifest, ClosedIdError
 from catalog.tables.port import Equals, Table
+from tests.faults.test_processes import state_of, worker
 
-WORKER = Path(__file__).with_name("worker.py")
 KEPT = 5
 """Checkpoints that the worker's upkeep leaves."""
 POINTS = (
@@ -27,20 +24,6 @@ POINTS = (
     "before upkeep.shorten_log",
     "after files.delete",
 )
-
-
-@contextmanager
-def worker(*arguments):
-    """A process in a process group of its own, so that a kill takes its JVM along."""
-    process = subprocess.Popen(
-        [sys.executable, str(WORKER), *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    with process:
-        yield process
 
 
 class Listening:
@@ -72,10 +55,6 @@ class Listening:
         self.process.stdin.close()
         self._thread.join()
         return self.process.wait()
-
-
-def state_of(checkpoint_id, writer):
-    return f"{writer} wrote {checkpoint_id} ".encode() * 5000
 
 
 def read_all(catalog, done):
