@@ -111,4 +111,6 @@ if __name__ == "__main__":
     elif mode == "write":
         write(open_catalog(engine, place, 1), stream)
     else:
-        maintain(open_catalog(engine, place, 1, clock=quick_clock(datetime.now(UTC), timedelta(seconds=20))), stream)
+        # Behind the writer's: by one ahead of it, what it is about to save would soon be orphaned, or never promoted.
+        clock = quick_clock(datetime.now(UTC) - timedelta(days=300), timedelta(seconds=20))
+        maintain(open_catalog(engine, place, 1, clock=clock), stream)
