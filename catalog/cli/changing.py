@@ -151,8 +151,8 @@ def _agreed(out: Output, plan: LetGo, output: OutputFormat) -> bool:
     if output is OutputFormat.TEXT:
         out.result(None, _table(plan))
     how_many = show_as.count(len(plan.report.removed), "checkpoint")
-    print(f"Put {how_many} into the trash? [y/N] ", end="", file=sys.stderr, flush=True)
     try:
+        print(f"Put {how_many} into the trash? [y/N] ", end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip().lower() in ("y", "yes")
     except KeyboardInterrupt:
         print(file=sys.stderr)  # what comes next is not part of the question
