@@ -11,10 +11,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from filelock import FileLock
 
 from catalog.errors import SessionError
 
@@ -141,7 +144,7 @@ def build_session(
     merged = merge(defaults, jars, fixed, own)
     changed = {key: value for key, value in merged.items() if fixed.get(key) != value}
     try:
-        if log is not None and SparkContext._gateway is None:
+        if SparkContext._gateway is None:
             _start_jvm(changed, log)
         spark = SparkSession.builder.config(map={**changed}).getOrCreate()
     except PySparkRuntimeError as error:
@@ -178,15 +181,44 @@ def _remote_session(address: str, settings: Mapping[str, str]) -> SparkSession:
     return spark
 
 
-def _start_jvm(settings: Mapping[str, str], log: str | os.PathLike[str]) -> None:
-    """Start the JVM as PySpark does, but for where its output goes."""
+def _start_jvm(settings: Mapping[str, str], log: str | os.PathLike[str] | None) -> None:
+    """Start the JVM as PySpark does, but for where its output goes; it fetches the jars before it answers."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-    with Path(log).open("ab") as said:
-        gateway = launch_gateway(conf, {"stdout": said, "stderr": said})  # type: ignore[no-untyped-call]
+    with fetching_alone(settings), Path(log or os.devnull).open("ab") as said:
+        output = {"stdout": said, "stderr": said} if log is not None else None
+        gateway = launch_gateway(conf, output)  # type: ignore[no-untyped-call]
     SparkContext._ensure_initialized(gateway=gateway)
+
+
+@contextmanager
+def fetching_alone(settings: Mapping[str, str]) -> Iterator[None]:
+    """Wait for other processes that fetch jars into the same folder.
+
+    Two that fill Ivy's cache at once write into each other's downloads: the jar is refused for its size, and both end.
+
+    Raises:
+        SessionError: The folder cannot be written.
+    """
+    if "spark.jars.packages" not in settings:
+        yield
+        return
+    folder = Path(settings.get("spark.jars.ivy", Path.home() / ".ivy2.5.2"))
+    lock = FileLock(folder / "checkpoint-catalog.lock")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        raise SessionError(
+            f"Jars are fetched into {folder}, which cannot be written ({error.strerror}): set spark.jars.ivy to "
+            f"another folder, or {JARS_VARIABLE} to one that holds the jars."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def has_delta(spark: SparkSession) -> bool:

@@ -6,9 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
+
+import pytest
 
 from catalog.session import IVY_SETTINGS_VARIABLE, JARS_VARIABLE, build_session
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
 START = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from catalog.errors import SessionError
 from catalog.session import build_session
 try:
@@ -42,6 +46,7 @@ spark = SparkSession.builder.master("local[1]").config(map=quiet).getOrCreate()
 
 CREATE = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from catalog import CheckpointCatalog, SessionError
 try:
     CheckpointCatalog.create(spark, sys.argv[2])
@@ -123,3 +128,10 @@ def test_a_running_session_is_returned_and_keeps_its_own_settings(spark: SparkSe
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", partitions)
     assert dict(spark.sparkContext.getConf().getAll()) == before
+
+
+@pytest.mark.prove
+def test_processes_that_start_together_on_a_new_machine_all_get_the_jars(tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        ended = list(pool.map(lambda table: run(START + ROUND_TRIP, tmp_path / "ivy", tmp_path / table), "abc"))
+    assert [(one.returncode, one.stdout.splitlines()[:2]) for one in ended] == [(0, ["[0, 1, 2, 7]", "3"])] * 3, ended

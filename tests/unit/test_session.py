@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 
 from catalog.errors import SessionError
 from catalog.session import (
@@ -14,6 +15,7 @@ from catalog.session import (
     check_java,
     default_settings,
     delta_package,
+    fetching_alone,
     jar_settings,
     merge,
 )
@@ -146,3 +148,26 @@ class TestJava:
         fake_java(tmp_path / "path", 'openjdk version "1.8.0_392"')
         fake_java(tmp_path / "home" / "bin", 'openjdk version "21.0.2" 2024-01-16')
         check_java({"PATH": str(tmp_path / "path"), "JAVA_HOME": str(tmp_path / "home")})
+
+
+def test_jars_are_fetched_by_one_process_at_a_time(tmp_path: Path) -> None:
+    settings = {"spark.jars.packages": "a:b:1", "spark.jars.ivy": str(tmp_path / "ivy")}
+    other = FileLock(tmp_path / "ivy" / "checkpoint-catalog.lock")
+    with fetching_alone(settings), pytest.raises(Timeout):
+        other.acquire(timeout=0)
+    other.acquire(timeout=0)
+
+
+def test_jars_of_a_folder_are_not_fetched_and_wait_for_nobody(tmp_path: Path) -> None:
+    with fetching_alone({"spark.jars": "a.jar", "spark.jars.ivy": str(tmp_path / "ivy")}):
+        assert not (tmp_path / "ivy").exists()
+
+
+def test_a_folder_for_jars_that_cannot_be_written_is_one_clear_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    settings = {"spark.jars.packages": "a:b:1", "spark.jars.ivy": str(tmp_path / "file" / "ivy")}
+    with (
+        pytest.raises(SessionError, match=r"file/ivy, which cannot be written .*spark\.jars\.ivy"),
+        fetching_alone(settings),
+    ):
+        pass
