@@ -1,6 +1,5 @@
 """A Delta Lake-backed catalog for the checkpoints of stream processors."""
 
-from catalog.artifacts import Cutting, SharedFile
 from catalog.catalog import CheckpointCatalog
 from catalog.checkpointer import ChainLink, Checkpointer
 from catalog.coordinator import (
@@ -10,6 +9,7 @@ from catalog.coordinator import (
     RestoredCheckpoint,
     RestoreMode,
 )
+from catalog.cutting import Cutting, SharedFile
 from catalog.diff import CheckpointDiff
 from catalog.drills import Drill, DrillReport
 from catalog.errors import (

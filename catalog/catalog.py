@@ -27,6 +27,7 @@ from catalog import (
     views,
 )
 from catalog.checkpointer import Checkpointer
+from catalog.chunks import inventory
 from catalog.clone import CopiedStream
 from catalog.diff import CheckpointDiff, Contents
 from catalog.drills import DrillReport
@@ -343,7 +344,7 @@ class CheckpointCatalog:
         manifest = parse_any(found, rows.label)
         attempt = (found.origin.attempt if found.origin else None) or ""
         of_attempt = [Equals("checkpoint_key", key), Equals("attempt", attempt)]
-        kept = artifacts.inventory(artifacts.facts(rows.engine, rows.stream, of_attempt))
+        kept = inventory(artifacts.facts(rows.engine, rows.stream, of_attempt))
         state = self.state_store().load(rows.label, int(key)) if isinstance(manifest, StateManifest) else None
         return found.id, diff.contents(manifest, kept, state), manifest.positions()
 

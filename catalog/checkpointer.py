@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from catalog import artifacts, chains, keys, lifecycle, retention
-from catalog.artifacts import Source, Stored, Writing
+from catalog import chains, cutting, keys, lifecycle, retention
+from catalog.chunks import Stored
+from catalog.cutting import Source, Writing
 from catalog.errors import (
     ArtifactNotFoundError,
     BrokenChainError,
@@ -143,7 +144,7 @@ class Checkpointer:
         keys.text(operator, "operator name")
         if keys.u64(partition, "partition") > 2**32 - 1:
             raise InvalidInputError(f"partition must be at most {2**32 - 1}, not {partition}")
-        artifacts.check_source(data)
+        cutting.check_source(data)
         self._stream.check_open(key)
         path = artifact_path(key, operator, partition, delta=delta)
         with self._lock:

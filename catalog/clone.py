@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from catalog import artifacts, chains, lifecycle
+from catalog import artifacts, chains, cutting, lifecycle
 from catalog.errors import CheckpointExistsError, CorruptError
 from catalog.lifecycle import Checkpoint
 from catalog.protocol import Stream
@@ -82,7 +82,7 @@ def _copy_artifact(
         own = {**by_number[number], "held_key": None, "held_attempt": None, "held_no": None, "via": None}
         batch.append({**own, "data": chunk})
         size += len(chunk)
-        if len(batch) == artifacts.BATCH_CHUNKS:
+        if len(batch) == cutting.BATCH_CHUNKS:
             target.engine.append(Table.ARTIFACTS, [artifacts.as_table(batch)])
             batch = []
     if batch:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from catalog.artifacts import Kept
+from catalog.chunks import Kept
 from catalog.handles import ArtifactHandle
 from catalog.manifest import CheckpointManifest, CheckpointManifestV2, Manifest, Positions
 from catalog.state import CheckpointState

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from catalog.artifacts import Buffer
+from catalog.cutting import Buffer
 from catalog.errors import InvalidInputError
 
 BATCH_ROWS = 65_536

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from catalog import artifacts, chains, keys
+from catalog import artifacts, chains, cutting, keys
 from catalog.errors import (
     CatalogError,
     CheckpointNotFoundError,
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 MIN_LINKS = 10
 BYTES_PER_TASK = 64 << 20
 CHAINS_PER_TASK = 16
-SMALL_BYTES = artifacts.CHUNK_BYTES
+SMALL_BYTES = cutting.CHUNK_BYTES
 """Links up to this are loaded together, as long as a task's chains have few bytes."""
 
 
@@ -415,7 +415,7 @@ def _load_small(reader: StreamReader, links: Sequence[tuple[str, str, int]]) -> 
         return {}
 
 
-def _open(reader: StreamReader, small: Mapping[str, bytes], key: str, path: str) -> Iterator[artifacts.Buffer]:
+def _open(reader: StreamReader, small: Mapping[str, bytes], key: str, path: str) -> Iterator[cutting.Buffer]:
     if path in small:
         return iter([small[path]])
     return reader.stream_chunks(key, path, from_trash=True)

@@ -8,6 +8,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from catalog import artifacts
+from catalog.chunks import inventory
+from catalog.cutting import Hashing
 from catalog.errors import CheckpointStreamError, UnknownHandleError
 from catalog.output_stream import as_stream_error
 from catalog.reader import StreamReader
@@ -36,7 +38,7 @@ class ArtifactInputStream(io.RawIOBase):
         self._chunks = [chunks[number] for number in sorted(chunks)]
         last = self._chunks[-1]
         self._name = f"artifact {last['path']!r} of checkpoint {last['checkpoint_key']}"
-        kept = artifacts.inventory(rows)[last["path"]]
+        kept = inventory(rows)[last["path"]]
         if not kept.complete or kept.sha256 != sha256:
             raise CheckpointStreamError(f"{self._name} is not what its handle says: chunks are missing or others")
         self._ends = list(accumulate(row["chunk_size"] for row in self._chunks))
@@ -112,7 +114,7 @@ class ArtifactInputStream(io.RawIOBase):
         if found is None or (len(data), hashlib.sha256(data).hexdigest()) != (row["chunk_size"], row["chunk_sha256"]):
             raise self._fault(f"chunk {number} {'does not match its checksum' if found else 'is missing'}")
         if number == self._hashed:
-            self._whole.update(row["chunk_sha256"].encode() if row["hashing"] == artifacts.Hashing.CHUNKS else data)
+            self._whole.update(row["chunk_sha256"].encode() if row["hashing"] == Hashing.CHUNKS else data)
             self._hashed += 1
             if self._hashed == len(self._chunks) and self._whole.hexdigest() != row["artifact_sha256"]:
                 raise self._fault("it does not match the checksum of the whole")

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import BinaryIO
 
-from catalog import artifacts, keys
+from catalog import cutting, keys
 from catalog.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
@@ -77,7 +77,7 @@ class MemoryCheckpoints:
         data = self.state.get(handle.path) if handle.stream == self.stream else None
         if data is None:
             raise UnknownHandleError(f"handle {handle.path!r} is not known: its state was never saved, or is gone")
-        if (len(data), artifacts.fingerprint([data], "fixed")) != (handle.size_bytes, handle.sha256):
+        if (len(data), cutting.fingerprint([data], "fixed")) != (handle.size_bytes, handle.sha256):
             raise UnknownHandleError(f"handle {handle.path!r} has other content than what is stored under that name")
         return data
 
@@ -212,7 +212,7 @@ class MemoryStreamFactory(CheckpointStreamFactory):
             attempt=self._attempt,
             path=path,
             size_bytes=len(data),
-            sha256=artifacts.fingerprint([data], "fixed"),
+            sha256=cutting.fingerprint([data], "fixed"),
             cutting="fixed",
             scope=scope.value,
         )

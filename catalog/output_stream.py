@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from catalog.artifacts import Buffer
+from catalog.cutting import Buffer
 from catalog.errors import CheckpointStreamError, StreamClosedError
 from catalog.handles import InlineHandle, StateHandle
 

@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from catalog import artifacts, chains, keys, lifecycle, retention
-from catalog.artifacts import Base, Source, Stored, Writing
+from catalog.chunks import Base, Stored, links, totals
+from catalog.cutting import PLAIN, Source, Writing
 from catalog.errors import (
     BasePurgedError,
     BrokenChainError,
@@ -124,7 +125,7 @@ class Stream(StreamReader):
         path: str,
         kind: str,
         source: Source,
-        how: Writing = Writing(),  # noqa: B008
+        how: Writing = PLAIN,
         **columns: Any,
     ) -> Stored:
         """Write an artifact under an attempt: durable, and invisible until a checkpoint names the attempt.
@@ -173,15 +174,15 @@ class Stream(StreamReader):
         chosen: dict[str, list[dict[str, Any]]] = {}
         for path, under in sorted(by_attempt, key=lambda one: (one[1] == named, by_attempt[one][0]["staged_at"], one)):
             chunks = by_attempt[path, under]
-            stored = artifacts.totals(chunks).get(path)
+            stored = totals(chunks).get(path)
             if stored and wanted[path] in (None, stored.sha256):
                 chosen[path] = chunks
         now = self.clock()
-        linked = [row for chunks in chosen.values() for row in artifacts.links(chunks, attempt, staged_at=now)]
-        check(artifacts.totals(linked))
+        linked = [row for chunks in chosen.values() for row in links(chunks, attempt, staged_at=now)]
+        check(totals(linked))
         if linked:
             self.engine.append(Table.ARTIFACTS, [arrow(Table.ARTIFACTS, linked)])
-        return artifacts.totals(linked)
+        return totals(linked)
 
     # -- coming ----------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from catalog import artifacts, keys, retention
+from catalog import artifacts, chunks, keys, retention
 from catalog.lifecycle import History
 from catalog.policies import Best, LastValidated, Retention
 from catalog.protocol import Stream, check_span
@@ -131,11 +131,11 @@ def freed_bytes(history: History, rows: Iterable[Mapping[str, Any]], gone: Itera
     """
     doomed = set(gone)
     attempts = {(key, attempt): key for key, one in history.items() if one.unpurged for attempt in one.attempts}
-    users: dict[artifacts.Holder, tuple[int, set[str]]] = {}
+    users: dict[chunks.Holder, tuple[int, set[str]]] = {}
     for row in rows:
         user = attempts.get((row["checkpoint_key"], row["attempt"]))
         if user is not None:
-            users.setdefault(artifacts.holder(row), (row["chunk_size"], set()))[1].add(user)
+            users.setdefault(chunks.holder(row), (row["chunk_size"], set()))[1].add(user)
     freed: dict[str, int] = {}
     for size, used_by in users.values():
         if used_by <= doomed:

@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from catalog import keys
-from catalog.artifacts import CHUNK_BYTES
 from catalog.catalog import CheckpointCatalog
+from catalog.cutting import CHUNK_BYTES
 from catalog.errors import SessionError
 from catalog.lifecycle import Change
 from catalog.tables.port import Table

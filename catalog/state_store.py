@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from catalog import keys, lifecycle, retention
-from catalog.artifacts import Writing
+from catalog.cutting import Writing
 from catalog.errors import CorruptError, DeserializationError, InvalidInputError
 from catalog.lifecycle import Checkpoint, History
 from catalog.manifest import INLINE_THRESHOLD_BYTES, StateManifest, parse_stored

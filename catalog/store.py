@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from catalog import artifacts, keys, restore, retention
-from catalog.artifacts import Base, Cutting, SharedFile, Source, Stored, Writing
+from catalog.chunks import Base, Stored
+from catalog.cutting import Cutting, SharedFile, Source, Writing, check_source
 from catalog.errors import (
     ArtifactNotFoundError,
     BasePurgedError,
@@ -135,7 +136,7 @@ class CheckpointStore:
             self.save(manifest)
             return
         manifest, key = self._checked(manifest)
-        artifacts.check_source(state)
+        check_source(state)
         self._stream.check_format()
         base = self._base(previous, share)
         try:
@@ -235,7 +236,7 @@ class CheckpointStore:
     def save_state_data(self, checkpoint_id: int, state: Source) -> None:
         """Stage state for an id: durable and loadable at once, part of a checkpoint when its manifest is saved."""
         key = keys.integer_key(checkpoint_id)
-        artifacts.check_source(state)
+        check_source(state)
         self._stream.check_open(key)
         attempt = keys.new_uuid7()
         stored = self._stream.stage(key, attempt, STATE_PATH, "state", state)

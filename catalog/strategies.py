@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from catalog import artifacts
+from catalog import cutting
 from catalog.errors import InvalidInputError
 from catalog.handles import CheckpointedStateScope, InlineHandle, StateHandle
 from catalog.snapshot import (
@@ -255,10 +255,7 @@ def _is_same(file: Path, handle: StateHandle) -> bool:
     with file.open("rb") as opened:
         if isinstance(handle, InlineHandle):
             return hashlib.file_digest(opened, "sha256").hexdigest() == handle.sha256
-        return (
-            artifacts.fingerprint(iter(lambda: opened.read(artifacts.CHUNK_BYTES), b""), handle.cutting)
-            == handle.sha256
-        )
+        return cutting.fingerprint(iter(lambda: opened.read(cutting.CHUNK_BYTES), b""), handle.cutting) == handle.sha256
 
 
 def _upload(stream_factory: CheckpointStreamFactory, file: Path) -> StateHandle:

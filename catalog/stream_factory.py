@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from catalog import artifacts, keys
-from catalog.artifacts import Base, Buffer, Cutting, Hashing, Stored, Writing
+from catalog import artifacts, chunks, keys
+from catalog.chunks import Base, Stored
+from catalog.cutting import Buffer, Cutting, Hashing, Writing
 from catalog.errors import CheckpointStreamError, InvalidInputError, StreamClosedError, UnknownHandleError
 from catalog.handles import ArtifactHandle, CheckpointedStateScope, InlineHandle, StateHandle
 from catalog.input_stream import ArtifactInputStream
@@ -292,7 +293,7 @@ class _Work:
         self._discarded: dict[str, Stored] = {}
         """What was discarded, but has the bytes of duplicates."""
         self._reused: dict[str, _Found] = {}
-        self._held: dict[tuple[str, str], artifacts.Held] = {}
+        self._held: dict[tuple[str, str], chunks.Held] = {}
         """What attempts hold."""
         self._closed = self._id_is_free = False
 
@@ -372,7 +373,7 @@ class _Work:
             found: _Found = (self._written[handle.path].rows if handle.path in self._written else (), None)
         else:
             found = self._rows_of_earlier(handle)
-        stored = artifacts.totals(found[0]).get(handle.path)
+        stored = chunks.totals(found[0]).get(handle.path)
         if stored is None:
             raise UnknownHandleError(
                 f"handle {handle.path!r} is not known: its state was never saved, or is gone", path=handle.path
@@ -396,19 +397,19 @@ class _Work:
 
     def amplification(self, rows: Sequence[Mapping[str, Any]]) -> float:
         """Return how many bytes these rows keep alive for each one that the previous checkpoint uses of them."""
-        involved = {artifacts.holder(row)[:2] for row in rows}
+        involved = {chunks.holder(row)[:2] for row in rows}
         with self.lock:
             if unknown := involved - self._held.keys():
                 attempts = tuple(sorted({attempt for _, attempt in unknown}))
                 found = artifacts.facts(self.stream.engine, self.stream.stream, [In("attempt", attempts)])
                 for one in unknown:
                     own = (row for row in found if (row["checkpoint_key"], row["attempt"]) == one)
-                    self._held[one] = artifacts.held(own)
+                    self._held[one] = chunks.held(own)
             held = {chunk: some for one in involved for chunk, some in self._held[one].items()}
         base = self.base()
         # One that the previous checkpoint does not use is all that is used of what holds it.
         using = base if base and rows[0]["path"] in base.by_path else Base("", rows)
-        return artifacts.amplification(held, using.uses)
+        return chunks.amplification(held, using.uses)
 
     def link(
         self, made: Iterable[tuple[str, Sequence[Mapping[str, Any]], str | None]], **columns: Any
@@ -419,11 +420,11 @@ class _Work:
             row
             for path, some, via in made
             # Of this attempt itself, what it borrows it goes on borrowing through the same checkpoint.
-            for row in artifacts.links(some, self.attempt, path=path, **({"via": via} if via else {}), **columns)
+            for row in chunks.links(some, self.attempt, path=path, **({"via": via} if via else {}), **columns)
         ]
         if rows:
             self.stream.engine.append(Table.ARTIFACTS, [arrow(Table.ARTIFACTS, rows)])
-        stored = artifacts.totals(rows)
+        stored = chunks.totals(rows)
         with self.lock:
             self._written |= stored
         return stored
@@ -434,7 +435,7 @@ class _Work:
             for one in handles:
                 if one.path not in self._written.keys() | self._reused.keys():
                     raise UnknownHandleError(f"handle {one.path!r} was neither written nor reused through this factory")
-                known = self._written.get(one.path) or artifacts.totals(self._reused[one.path][0])[one.path]
+                known = self._written.get(one.path) or chunks.totals(self._reused[one.path][0])[one.path]
                 _check_same(one, known)
             # A save that is tried again has linked them before.
             reused = [(path, *self._reused[path]) for path in sorted(wanted - self._written.keys())]
@@ -473,7 +474,7 @@ def open_handle(stream: StreamReader, handle: StateHandle, *, through: str | Non
 
 
 def _is_whole(handle: ArtifactHandle, rows: Sequence[Mapping[str, Any]]) -> bool:
-    kept = artifacts.inventory(rows)[handle.path]
+    kept = chunks.inventory(rows)[handle.path]
     return kept.complete and (kept.size, kept.sha256) == (handle.size_bytes, handle.sha256)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from catalog import keys
-from catalog.artifacts import Kept
+from catalog.chunks import Kept
 from catalog.errors import InvalidInputError
 from catalog.lifecycle import Checkpoint
 from catalog.manifest import (

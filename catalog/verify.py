@@ -16,8 +16,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from catalog import artifacts, chains, keys, lifecycle
-from catalog.artifacts import ChunkFault, Kept
+from catalog import artifacts, chains, chunks, keys, lifecycle
+from catalog.artifacts import ChunkFault
+from catalog.chunks import Kept
 from catalog.errors import (
     ArtifactNotFoundError,
     BrokenChainError,
@@ -234,7 +235,7 @@ def _by_attempt(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], dict
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         found[row["checkpoint_key"], row["attempt"]].append(row)
-    return {attempt: artifacts.inventory(some) for attempt, some in found.items()}
+    return {attempt: chunks.inventory(some) for attempt, some in found.items()}
 
 
 # -- a whole catalog ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from catalog import artifacts, keys, lifecycle
+from catalog import artifacts, chunks, keys, lifecycle
 from catalog.catalog import CheckpointCatalog
 from catalog.cli import output as show_as
 from catalog.cli.frame import DebugOption, ExitCode, IdArgument, OutputOption, PathArgument, StreamArgument, running
@@ -199,7 +199,7 @@ def _artifacts(catalog: CheckpointCatalog, one: Checkpoint) -> list[dict[str, An
     if one.origin is None or not one.attempts:
         return []
     of_attempt: list[Condition] = [Equals("checkpoint_key", one.key), In("attempt", one.attempts)]
-    kept = artifacts.inventory(artifacts.facts(catalog.engine, one.origin.stream, of_attempt))
+    kept = chunks.inventory(artifacts.facts(catalog.engine, one.origin.stream, of_attempt))
     return [
         {
             "path": path,

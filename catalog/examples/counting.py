@@ -32,7 +32,7 @@ from catalog import (
     SnapshotResult,
     SnapshotStrategy,
 )
-from catalog.artifacts import CHUNK_BYTES
+from catalog.cutting import CHUNK_BYTES
 
 Keys = npt.NDArray[np.uint64]
 Segment = npt.NDArray[np.int64]

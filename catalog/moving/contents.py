@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from catalog.artifacts import Kept, Stored
 from catalog.checkpointer import manifest_columns as columns_v2
+from catalog.chunks import Kept, Stored
 from catalog.errors import DeserializationError, InvalidInputError
 from catalog.lifecycle import Checkpoint
 from catalog.manifest import (

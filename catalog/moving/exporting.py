@@ -12,8 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from catalog import artifacts, keys, lifecycle
-from catalog.artifacts import Kept
+from catalog import artifacts, chunks, keys, lifecycle
+from catalog.chunks import Kept
 from catalog.errors import BrokenChainError, CatalogError, CheckpointNotFoundError, InvalidInputError
 from catalog.lifecycle import Checkpoint, History
 from catalog.manifest import (
@@ -140,7 +140,7 @@ class Exporter:
         for row in rows:
             if row["attempt"] in self._live[row["checkpoint_key"]].attempts:
                 own[row["checkpoint_key"]].append(row)
-        return {key: artifacts.inventory(own[key]) for key in self._live}
+        return {key: chunks.inventory(own[key]) for key in self._live}
 
     def _name_files(self) -> dict[str, _Files]:
         """Return the files of every checkpoint: as they were called where they came from, if nobody else is."""

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from catalog import artifacts, chains, keys, lifecycle
-from catalog.artifacts import Kept, Stored, Writing
+from catalog import artifacts, chains, chunks, cutting, keys, lifecycle
+from catalog.chunks import Kept, Stored
+from catalog.cutting import PLAIN, Writing
 from catalog.errors import ConflictError
 from catalog.lifecycle import Change, Checkpoint, History, Revision, Status
 from catalog.manifest import CheckpointManifest
@@ -33,7 +34,7 @@ THREADS = 4
 BATCH = 64
 """Checkpoints per commit."""
 BATCH_BYTES = 64 << 20
-SMALL_BYTES = artifacts.CHUNK_BYTES
+SMALL_BYTES = cutting.CHUNK_BYTES
 """Files up to this size go into a commit with others; larger ones are written as they are read."""
 SMALL_FILES_BYTES = 16 << 20
 """So much of one checkpoint goes into a commit with others; what is more is written as it is read too."""
@@ -160,7 +161,7 @@ class Importer:
         content, note = contents.with_whole_checksum(content, stored, whole)
         if content.keep_raw and write:
             columns = self._stream.chunk_columns(candidate.key, attempt, SOURCE_TEXT, SOURCE)
-            rows += _rows(columns, raw, Writing())
+            rows += _rows(columns, raw, PLAIN)
         return _Ready(candidate, content, attempt, stored, rows, staged, whole, note)
 
     def _keep(
@@ -179,7 +180,7 @@ class Importer:
         if at_once:
             return artifacts.write(self._stream.engine, columns, self._storage.pieces(file.path), how), []
         rows = _rows(columns, self._storage.read(file.path), how)
-        return artifacts.totals(rows)[path], rows
+        return chunks.totals(rows)[path], rows
 
     # -- judging ---------------------------------------------------------------------------------------------------
 
@@ -256,7 +257,7 @@ class Importer:
             self._loaded[key] = found
             rows = artifacts.facts(self._stream.engine, self._stream.stream, [Equals("checkpoint_key", key)])
             for attempt in found.attempts:
-                self._kept[key, attempt] = artifacts.inventory(row for row in rows if row["attempt"] == attempt)
+                self._kept[key, attempt] = chunks.inventory(row for row in rows if row["attempt"] == attempt)
             key = found.parent
 
     def _described(self, ready: _Ready, row: Revision) -> Revision:
@@ -400,4 +401,4 @@ def _promote(checkpoint: Checkpoint) -> dict[str, Any] | None:
 def _rows(columns: Mapping[str, Any], data: bytes, how: Writing) -> list[dict[str, Any]]:
     """Return the chunk rows of an artifact."""
     cut = {**columns, "cutting": str(how.cutting), "hashing": str(how.hashing)}
-    return list(artifacts.chunk_rows(cut, [data], how))
+    return list(cutting.chunk_rows(cut, [data], how))

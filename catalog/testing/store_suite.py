@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from catalog import keys
-from catalog.artifacts import SharedFile
+from catalog.cutting import SharedFile
 from catalog.errors import (
     AbandonedError,
     ArtifactNotFoundError,

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Protocol
 import pyarrow as pa
 import pytest
 
-from catalog import artifacts, keys, retention
+from catalog import cutting, keys, retention
 from catalog.catalog import CheckpointCatalog
 from catalog.errors import (
     AbandonedError,
@@ -638,10 +638,10 @@ class CatalogStreamFactorySuite(CheckpointStreamFactorySuite):
                 stream.write(HUGE[at : at + 1_000_003])
             handle = stream.close_and_get_handle()
         assert handle is not None
-        assert handle.sha256 == artifacts.fingerprint([HUGE], "fixed")
+        assert handle.sha256 == cutting.fingerprint([HUGE], "fixed")
         checkpoints.save(factory, [handle])
         with checkpoints.open(handle) as file:
-            for at in (artifacts.CHUNK_BYTES - 5, 2 * artifacts.CHUNK_BYTES, 7, len(HUGE) - 4):
+            for at in (cutting.CHUNK_BYTES - 5, 2 * cutting.CHUNK_BYTES, 7, len(HUGE) - 4):
                 file.seek(at)
                 assert file.read(10) == HUGE[at : at + 10]
             file.seek(0)
@@ -693,8 +693,8 @@ class CatalogStreamFactorySuite(CheckpointStreamFactorySuite):
         nth: int,
         kind: type[BaseException],
     ) -> None:
-        monkeypatch.setattr(artifacts, "BATCH_CHUNKS", 1)
-        monkeypatch.setattr(artifacts, "PART_CHUNKS", 1)
+        monkeypatch.setattr(cutting, "BATCH_CHUNKS", 1)
+        monkeypatch.setattr(cutting, "PART_CHUNKS", 1)
         engine.before["append", nth] = fails(kind("the network is down"))
         before = set(threading.enumerate())
         stream = store.stream_factory(1).create_checkpoint_state_output_stream(SHARED)

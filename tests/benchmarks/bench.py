@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from catalog import CheckpointCatalog, CheckpointStore
-from catalog.artifacts import CHUNK_BYTES
+from catalog.cutting import CHUNK_BYTES
 from catalog.session import build_session
 from catalog.tables.port import Table
 from catalog.tables.schema import arrow

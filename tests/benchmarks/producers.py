@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from catalog import CheckpointCatalog, CheckpointedStateScope, CheckpointStore
-from catalog.artifacts import CHUNK_BYTES
+from catalog.cutting import CHUNK_BYTES
 from catalog.examples.counting import BATCH_RECORDS, KEYS, SEGMENT_KEYS, SWITCH_INTERVAL_S, CountingJob
 from tests.benchmarks.lines import MIB, Line, manifest, percentile
 

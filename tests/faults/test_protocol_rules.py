@@ -21,7 +21,7 @@ from catalog import (
     CorruptError,
     PurgedError,
     TrashedError,
-    artifacts,
+    cutting,
     keys,
     retention,
 )
@@ -360,7 +360,7 @@ def test_rule_9_what_a_borrower_in_the_trash_needs_is_kept_for_its_undo(world):
 
 
 def test_rule_9_of_an_attempt_only_the_chunks_stay_that_somebody_needs(world, monkeypatch):
-    monkeypatch.setattr(artifacts, "CHUNK_BYTES", len(BIG))
+    monkeypatch.setattr(cutting, "CHUNK_BYTES", len(BIG))
     parts = [bytes([number]) + BIG[1:] for number in range(4)]
     world.save(1, state=b"".join(parts))
     world.save(2, state=parts[1] + b"and more")

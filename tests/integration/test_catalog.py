@@ -17,7 +17,7 @@ from catalog import (
     SharedFile,
     UnsupportedFormatError,
 )
-from catalog.artifacts import CHUNK_BYTES
+from catalog.cutting import CHUNK_BYTES
 from catalog.tables.locks import LOCK_FILE
 from catalog.tables.port import Equals, Table
 from catalog.tables.schema import FORMAT_PROPERTY, SCHEMAS

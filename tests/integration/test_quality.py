@@ -23,7 +23,8 @@ from catalog import (
     new_uuid7,
     quality,
 )
-from catalog.artifacts import CHUNK_BYTES, facts
+from catalog.artifacts import facts
+from catalog.cutting import CHUNK_BYTES
 from catalog.lifecycle import Change
 from catalog.quality import Finding, QualityReport, check_quality
 from catalog.tables.port import Table

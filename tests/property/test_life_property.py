@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from catalog import CheckpointCatalog, CheckpointManifest, Last, PurgedError, Retention, TrashedError, artifacts
+from catalog import CheckpointCatalog, CheckpointManifest, Last, PurgedError, Retention, TrashedError, cutting
 from catalog.retention import PURGE_MARGIN
 from catalog.sweep import sweep
 from catalog.tables.port import Table
@@ -51,7 +51,7 @@ class Life(RuleBasedStateMachine):
     @initialize()
     def begin(self):
         self.folder = Path(tempfile.mkdtemp())
-        self.small = patch.multiple(artifacts, **SMALL)
+        self.small = patch.multiple(cutting, **SMALL)
         self.small.start()
         self.clock = FakeClock()
         self.kept: dict[int, Expected] = {}

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from catalog import CheckpointManifest, artifacts
-from catalog.artifacts import Cutting, chunk_rows
+from catalog import CheckpointManifest, cutting
+from catalog.cutting import Cutting, chunk_rows
 from catalog.sweep import sweep
 from catalog.testing import FakeClock
 from catalog.testing.native import NativeHarness
@@ -34,7 +34,7 @@ COLUMNS = {"stream": "s", "checkpoint_key": "k", "attempt": "a", "path": "state.
 
 @contextmanager
 def small_chunks():
-    with patch.multiple(artifacts, **SMALL):
+    with patch.multiple(cutting, **SMALL):
         yield
 
 

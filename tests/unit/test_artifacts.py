@@ -11,18 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catalog import artifacts
-from catalog.artifacts import (
-    CHUNK_BYTES,
-    SharedFile,
-    Stored,
-    Writing,
-    check_source,
-    chunk_rows,
-    file_chunks,
-    links,
-    totals,
-)
+from catalog import artifacts, cutting
+from catalog.artifacts import file_chunks
+from catalog.chunks import Stored, links, totals
+from catalog.cutting import CHUNK_BYTES, SharedFile, Writing, check_source, chunk_rows
 from catalog.errors import InvalidInputError
 
 COLUMNS = {"stream": "s", "checkpoint_key": "k", "attempt": "a", "path": "state.bin"}
@@ -31,7 +23,7 @@ COLUMNS = {"stream": "s", "checkpoint_key": "k", "attempt": "a", "path": "state.
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Chunks of 8 bytes, so that a few bytes are many chunks."""
-    monkeypatch.setattr(artifacts, "CHUNK_BYTES", 8)
+    monkeypatch.setattr(cutting, "CHUNK_BYTES", 8)
 
 
 def rows(*pieces, also=None):
@@ -142,7 +134,7 @@ class TestCutting:
 @given(st.lists(st.binary(max_size=30), max_size=8), st.integers(1, 9))
 def test_pieces_of_any_sizes_give_the_rows_of_one_buffer(pieces, chunk_bytes):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(artifacts, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr(cutting, "CHUNK_BYTES", chunk_bytes)
         whole = b"".join(pieces)
         found = rows(*pieces)
         assert found == rows(whole)

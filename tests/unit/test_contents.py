@@ -7,7 +7,7 @@ import json
 import pytest
 
 from catalog import Layout, keys
-from catalog.artifacts import Stored
+from catalog.chunks import Stored
 from catalog.manifest import CheckpointManifest, StateManifest
 from catalog.moving import contents
 from catalog.moving.layouts import Candidate, FileFacts
