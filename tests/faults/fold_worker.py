@@ -2,7 +2,7 @@
 
 fold_worker.py ENGINE fold PLACE STREAM POINT DELAY    folds a chain once and is killed on the way
 fold_worker.py ENGINE write PLACE STREAM NAME 0        saves a delta on the one before until its input ends
-fold_worker.py ENGINE maintain PLACE STREAM NAME 0     folds, prunes, purges and sweeps until its input ends
+fold_worker.py ENGINE maintain PLACE STREAM NAME KEEP  folds, prunes, purges and sweeps until its input ends
 """
 
 import asyncio
@@ -93,13 +93,13 @@ def write(catalog: CheckpointCatalog, stream: str) -> None:
             return
 
 
-def maintain(catalog: CheckpointCatalog, stream: str) -> None:
+def maintain(catalog: CheckpointCatalog, stream: str, keep: int) -> None:
     ended = until_input_ends()
     while stream not in catalog.streams():
         pass
     while not ended.is_set():
         report = catalog.fold_chains([stream], folders={"log": AppendLog()}, min_links=3)
-        catalog.apply_retention([Retention((Last(10),), undo_for=timedelta(0))], [stream])
+        catalog.apply_retention([Retention((Last(keep),), undo_for=timedelta(0))], [stream])
         catalog.clean_up([stream], grace=timedelta(hours=1))
         tell(folded=len(report.folded))
 
@@ -113,4 +113,4 @@ if __name__ == "__main__":
     else:
         # Behind the writer's: by one ahead of it, what it is about to save would soon be orphaned, or never promoted.
         clock = quick_clock(datetime.now(UTC) - timedelta(days=300), timedelta(seconds=20))
-        maintain(open_catalog(engine, place, 1, clock=clock), stream)
+        maintain(open_catalog(engine, place, 1, clock=clock), stream, int(argument))

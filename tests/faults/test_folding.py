@@ -234,8 +234,10 @@ def run_kills(catalog, place, engine, kills, monkeypatch):
             ids.append(save(catalog, stream, ids[-1], delta(link)))
         with in_another_process(monkeypatch, engine, "fold", place, stream, point, delay_s) as process:
             lines = told(process)
-        assert process.returncode == (0 if lines and "done" in lines[-1] else -9)
+        done = bool(lines) and "done" in lines[-1]
+        assert process.returncode == -9 or (done and process.returncode == 0)  # a kill may come after the reply too
         folded = bool(catalog.stream(stream).find(ids[-1]).folds)
+        assert folded or not done, "it said that it had folded"
         landed[f"{(lines or [{'reached': 'start'}])[-1]}, {'folded' if folded else 'not folded'}"] += 1
 
         def state(stream=stream, id=ids[-1]):
@@ -269,12 +271,12 @@ def test_many_kills_in_the_middle_of_folds(tmp_path, monkeypatch, engine, random
     print(f"\nkills of folding with {engine} landed: {dict(run_kills(catalog, place, engine, kills, monkeypatch))}")
 
 
-def race(catalog, place, engine, rounds, monkeypatch):
-    """Read and recover over and over while one process saves deltas, and another folds, prunes and sweeps."""
+def race(catalog, place, engine, rounds, monkeypatch, keep=10):
+    """Read and recover over and over while one process saves deltas, and another folds, prunes to `keep` and sweeps."""
     done = Counter()
     with (
         in_another_process(monkeypatch, "native", "write", place, "raced", "writer", 0) as writer,
-        in_another_process(monkeypatch, engine, "maintain", place, "raced", "folder", 0) as folding,
+        in_another_process(monkeypatch, engine, "maintain", place, "raced", "folder", keep) as folding,
     ):
         for process in (writer, folding):
             assert process.stdout.readline()
@@ -318,9 +320,11 @@ def test_long_races_of_folding_against_writers_readers_and_clean_up(
 ):
     place = tmp_path / "catalog"
     catalog = CheckpointCatalog.native(place, create=True)
+    keep = 10
     if reader == "spark":
-        catalog = CheckpointCatalog.for_path(spark, place)
-    done = race(catalog, place, folder, rounds, monkeypatch)
+        # A writer of dozens a second is ten ahead before Spark has opened what it chose: it would never read any.
+        catalog, keep = CheckpointCatalog.for_path(spark, place), 300
+    done = race(catalog, place, folder, rounds, monkeypatch, keep)
     print(f"\na {reader} reader beside folding with {folder}: {dict(done)}")
     assert done["folds"]
 
