@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, TableFeatures
 from deltalake.exceptions import CommitFailedError
@@ -185,6 +186,19 @@ def test_files_stay_a_day_and_those_of_checkpoints_as_long_as_as_of_promises(tmp
     native.clock.advance(timedelta(hours=2))
     assert of(catalog.compact(), Table.CHECKPOINTS).deleted_files == 10
     assert catalog.validate(depth="hashes").valid
+
+
+@pytest.mark.parametrize(("clock", "remembered"), [(AT_ONCE, 10), (3 * DAY, 0)], indirect=["clock"])
+def test_log_checkpoints_forget_what_was_removed_days_ago_and_so_stay_small_for_years(tmp_path, clock, remembered):
+    place = tmp_path / "catalog"
+    with CheckpointCatalog.native(place, create=True, clock=clock, durable=False, maintain_every=0) as catalog:
+        fill(place)
+        catalog.compact()
+    newest = max((place / Table.ARTIFACTS / "_delta_log").glob("*.checkpoint.parquet"))
+    rows = pq.ParquetFile(newest).read(columns=["add.path", "remove.path"])
+    named = [sum(row is not None and row["path"] is not None for row in rows[kind].to_pylist())
+             for kind in ("add", "remove")]  # fmt: skip
+    assert named == [1, remembered]
 
 
 def test_what_a_killed_writer_left_goes_after_a_week_and_a_running_ones_file_stays(tmp_path, native):
