@@ -12,7 +12,7 @@ from typing import Any
 
 from catalog import artifacts, chunks, keys, retention
 from catalog.lifecycle import History
-from catalog.policies import Best, LastValidated, Retention
+from catalog.policies import Best, Retention
 from catalog.protocol import Stream, check_span
 from catalog.retention import Plan, Planner
 from catalog.sweep import ORPHAN_GRACE, SweepReport, sweep
@@ -99,21 +99,19 @@ def apply(stream: Stream, policy: Retention, *, dry_run: bool) -> tuple[list[Pla
 
 def _planner(stream: Stream, policy: Retention) -> Planner:
     wants_manifests = any(isinstance(one, Best) for one in policy.policies)
-    wants_events = any(isinstance(one, LastValidated) for one in policy.policies)
 
     def planner(history: History, now: datetime) -> Plan:
         if wants_manifests:
             # Of these checkpoints only: one that has come since is not part of the plan.
             loaded = stream.history(list(history), manifests=True)
             history = {key: replace(one, content=loaded[key].content) for key, one in history.items() if key in loaded}
-        verified = _verified(stream) if wants_events else frozenset[str]()
-        return retention.plan(history, policy.policies, now, verified=verified, allow_empty=policy.allow_empty)
+        return retention.plan(history, policy.policies, now, sound=_sound(stream), allow_empty=policy.allow_empty)
 
     return planner
 
 
-def _verified(stream: Stream) -> frozenset[str]:
-    """Return the keys of checkpoints that validation by hash last found sound."""
+def _sound(stream: Stream) -> dict[str, bool]:
+    """Return by key whether validation last found a checkpoint sound; only reading all its bytes can tell that."""
     where = [Equals("stream", stream.stream), Equals("event", "verified")]
     rows = stream.engine.scan(Table.EVENTS, where, ["checkpoint_key", "at", "details"]).to_pylist()
     last: dict[str, bool] = {}
@@ -121,7 +119,7 @@ def _verified(stream: Stream) -> frozenset[str]:
         details = json.loads(row["details"])
         if details["depth"] == "hashes" or not details["valid"]:
             last[row["checkpoint_key"]] = details["valid"]
-    return frozenset(key for key, valid in last.items() if valid)
+    return last
 
 
 def freed_bytes(history: History, rows: Iterable[Mapping[str, Any]], gone: Iterable[str]) -> dict[str, int]:

@@ -1,9 +1,10 @@
 """What may go: plans with a reason for every checkpoint. Pure: rows in, a plan out; protocol.py executes it."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import MappingProxyType
 
 from catalog import chains
 from catalog.errors import CheckpointInUseError
@@ -33,7 +34,7 @@ def plan(
     policies: Sequence[Policy],
     now: datetime,
     *,
-    verified: frozenset[str] = frozenset(),
+    sound: Mapping[str, bool] = MappingProxyType({}),
     allow_empty: bool = False,
 ) -> Plan:
     """Plan to keep what any policy keeps, and besides what is pinned, stood upon, or needed to recover.
@@ -44,19 +45,24 @@ def plan(
         history: the stream's checkpoints.
         policies: what to keep.
         now: decides what is old, and which pins have expired.
-        verified: keys of those that validation has found sound.
+        sound: by key, what validation found of those that it has looked at.
         allow_empty: let even the newest that recovery could choose go.
     """
     live = live_keys(history)
     promoted = [history[key] for key in live if history[key].status is not Status.PREPARED]
+    candidates = Candidates(promoted, now, frozenset(key for key, found in sound.items() if found))
     reasons: dict[str, list[str]] = defaultdict(list)
     for policy in policies:
-        for key, reason in policy.keeps(Candidates(promoted, now, verified)).items():
+        for key, reason in policy.keeps(candidates).items():
             reasons[key].append(reason)
     keep = {key: "; ".join(reasons[key]) for key in live if key in reasons}
-    eligible = next((key for key in reversed(live) if history[key].eligible), None)
+    eligible = [key for key in reversed(live) if history[key].eligible]
+    # Recovery would pass over one that is damaged.
+    undamaged = [key for key in eligible if sound.get(key, True)]
     if eligible and not allow_empty:
-        keep.setdefault(eligible, "the newest that recovery could choose")
+        keep.setdefault(eligible[0], "the newest that recovery could choose")
+    if undamaged and not allow_empty:
+        keep.setdefault(undamaged[0], "the newest that recovery could choose and nobody found damaged")
     keep |= {key: "it may still be promoted" for key in live if _may_be_promoted(history[key], now)}
     keep |= {key: "pinned" for key in live if key not in keep and history[key].pinned(now)}
     for needed, child in chains.needed_by(history, keep).items():
@@ -68,7 +74,8 @@ def plan(
         for key in live
         if key not in keep
     }
-    return Plan(trash, keep, history[eligible] if eligible in keep else None)
+    counts_on = next((history[key] for key in (*undamaged[:1], *eligible[:1]) if key in keep), None)
+    return Plan(trash, keep, counts_on)
 
 
 def _may_be_promoted(checkpoint: Checkpoint, now: datetime) -> bool:

@@ -164,6 +164,16 @@ def test_a_checkpoint_that_is_found_damaged_later_does_not_count_as_validated(ha
     assert store.list_ids() == [1, 2]
 
 
+def test_what_recovery_would_choose_stays_when_newer_ones_are_known_to_be_damaged(harness, catalog):
+    store = save(catalog, "s", (1, 2, 3))
+    harness.corrupt_state("s", f"{3:020d}")
+    catalog.validate(depth="hashes")
+    report = catalog.apply_retention([Retention((Last(1),))])
+    assert lines(report)["s", 2] == (True, "the newest that recovery could choose and nobody found damaged")
+    assert store.list_ids() == [2, 3]
+    assert store.recover_latest_validated().chosen_id == 2
+
+
 def test_a_pinned_checkpoint_stays_and_goes_when_its_pin_has_expired(harness, catalog):
     store = save(catalog, "s", (1, 2, 3))
     store.pin(1, "audit", until=harness.clock() + timedelta(days=1))

@@ -4,8 +4,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from catalog import retention
 from catalog.errors import CheckpointInUseError
 from catalog.lifecycle import Revision, fold
+from catalog.policies import Last
 from catalog.retention import PURGE_MARGIN, drop, expired, keep_newest
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -68,6 +70,21 @@ class TestKeepNewest:
         assert plan.keep == {key(4): "one of the newest 1", key(2): "the newest that recovery could choose"}
         assert ids(plan.trash) == [1, 3]
         assert plan.counts_on.id == 2
+
+    def test_one_that_is_known_to_be_damaged_does_not_stand_for_what_recovery_could_choose(self):
+        some = history(*(checkpoint(number) for number in (1, 2, 3, 4)))
+        damaged = {key(4): False, key(3): False, key(1): True}
+        plan = retention.plan(some, [Last(1)], NOON, sound=damaged)
+        assert plan.keep == {
+            key(4): "one of the newest 1",
+            key(2): "the newest that recovery could choose and nobody found damaged",
+        }
+        assert plan.counts_on.id == 2
+        everything = dict.fromkeys(map(key, (1, 2, 3, 4)), False)
+        plan = retention.plan(some, [Last(1)], NOON, sound=everything)
+        assert (ids(plan.keep), plan.counts_on.id) == ([4], 4)
+        plan = retention.plan(some, [Last(0)], NOON, sound=damaged, allow_empty=True)
+        assert (ids(plan.keep), plan.counts_on) == ([], None)
 
     def test_prepared_and_epoch_0_are_not_what_recovery_could_choose(self):
         plan = keep_newest(history(checkpoint(1), checkpoint(2, epoch=0), checkpoint(3, "prepared")), 1, NOON)
