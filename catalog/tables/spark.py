@@ -4,6 +4,7 @@ It never stops or reconfigures the session it was given.
 """
 
 import logging
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException, PySparkException, PythonException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -48,6 +49,7 @@ _SINGLE_WRITER_SCHEMES = ("s3:", "s3a:", "s3n:")
 _CONFLICTS = ("DELTA_CONCURRENT_", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
 _GONE = ("DELTA_VERSION_NOT_FOUND", "DELTA_UNSUPPORTED_TIME_TRAVEL", "DELTA_FILE_NOT_FOUND", "DELTA_CANNOT_TIME_TRAVEL")
 _TASKS_AT_ONCE = 32
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 _SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 
 
@@ -225,7 +227,10 @@ class SparkEngine:
             rows = pa.table({"number": pa.array(range(len(some)), pa.int32()), "task": pa.array(some, pa.binary())})
             # From Arrow: a list would be turned into rows by Python workers, in a stage of its own.
             frame = self.spark.createDataFrame(rows).repartition(len(some))
-            results = frame.mapInArrow(run, "number INT, task BINARY").toArrow().to_pylist()
+            try:
+                results = frame.mapInArrow(run, "number INT, task BINARY").toArrow().to_pylist()
+            except PythonException as error:
+                raise _failed_at_work(error, f"work on {self.place}") from error
             yield from (row["task"] for row in sorted(results, key=lambda row: row["number"]))
 
     def worker(self) -> Engine:
@@ -337,6 +342,8 @@ class SparkEngine:
             return self._commits.run(attempt, what)
         except AnalysisException as error:
             raise CatalogError(f"{what} was refused by Spark: {first_line(error)}") from error
+        except PythonException as error:
+            raise _failed_at_work(error, what) from error
 
 
 @cache
@@ -356,9 +363,22 @@ def _is_conflict(error: BaseException) -> bool:
 
 
 def _is_unknown(error: BaseException) -> bool:
-    if isinstance(error, AnalysisException | CatalogError) or _is_conflict(error):
+    # What fails in a Python worker fails before the commit.
+    if isinstance(error, AnalysisException | PythonException | CatalogError) or _is_conflict(error):
         return False
     return isinstance(error, PySparkException | Py4JError | OSError)
+
+
+def _failed_at_work(error: PythonException, what: str) -> CatalogError:
+    """Return what went wrong in one of Spark's Python workers, which tell it as a trace."""
+    _, _, trace = str(error).rpartition("Traceback (most recent call last):\n")
+    raised = next((line for line in trace.splitlines() if line and not line.startswith(" ")), first_line(error))
+    if missing := _MISSING_MODULE.match(raised):
+        return SessionError(
+            f"{what} needs {missing[1]} where Spark's Python workers run: "
+            "pip install 'checkpoint-catalog[native]' there"
+        )
+    return CatalogError(f"{what} failed in a Python worker of Spark: {raised}")
 
 
 def _catalog_location(spark: SparkSession, place: Place) -> str:

@@ -1,6 +1,7 @@
 """Creating and opening catalogs: by path, by name, and where there is none."""
 
 import os
+import pickle
 import shutil
 import uuid
 from datetime import UTC, datetime
@@ -9,13 +10,16 @@ import pyarrow as pa
 import pytest
 
 from catalog import (
+    CatalogError,
     CheckpointCatalog,
     CheckpointManifest,
     InvalidInputError,
     NotACatalogError,
     ReadOnlyError,
+    SessionError,
     SharedFile,
     UnsupportedFormatError,
+    artifacts,
 )
 from catalog.cutting import CHUNK_BYTES
 from catalog.tables.locks import LOCK_FILE
@@ -144,6 +148,32 @@ def test_any_name_of_a_stream_round_trips_and_is_a_stream_of_its_own(spark, plac
         assert store.load_latest().source_offsets[name].offsets == {name: name}
         assert store.load_state_data(number) == name.encode()
     assert set(NAMES) <= set(catalog.streams())
+
+
+def test_a_file_that_the_executors_do_not_have_is_told_in_one_sentence_and_nothing_is_left(
+    spark, place, tmp_path, monkeypatch
+):
+    catalog = CheckpointCatalog.for_path(spark, place)
+    store, file = catalog.store("elsewhere"), tmp_path / "state.bin"
+    file.write_bytes(b"state")
+
+    def on_another_machine(task):
+        _, columns, known = pickle.loads(task)
+        return artifacts.file_chunks(pickle.dumps(("/nowhere/state.bin", columns, known)))
+
+    monkeypatch.setattr(artifacts, "file_chunks", on_another_machine)
+    with pytest.raises(CatalogError, match=r"failed in a Python worker of Spark: FileNotFoundError.*/nowhere/state"):
+        store.save_with_state(CheckpointManifest.new(1, epoch=1), SharedFile(file))
+    assert (store.list_ids(), store.load_state_data(1)) == ([], None)
+
+
+def test_what_the_executors_lack_is_told_with_the_remedy(spark, place):
+    def work(_engine, _task):
+        raise ModuleNotFoundError("No module named 'deltalake'")
+
+    engine = CheckpointCatalog.for_path(spark, place).engine
+    with pytest.raises(SessionError, match=r"needs deltalake where Spark's Python workers run: pip install"):
+        list(engine.spread([b"task"], work))
 
 
 def test_files_are_cut_and_hashed_by_the_executors_and_by_the_driver_alike(spark, place, tmp_path):

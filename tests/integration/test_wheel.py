@@ -35,6 +35,21 @@ try:
 except SessionError as error:
     print(error)
 """
+SPARK = """
+import sys
+from catalog import CheckpointCatalog, CheckpointManifest, SessionError
+from catalog.session import build_session
+
+catalog = CheckpointCatalog.for_path(build_session(), sys.argv[1])
+store = catalog.store("orders")
+store.save_with_state(CheckpointManifest.new(store.next_id(), epoch=1), b"more")
+print(store.list_ids(), store.recover_latest_validated().chosen_id, store.load_state_data(8))
+for needs_workers in (catalog.validate, catalog.run_drills, catalog.compact):
+    try:
+        needs_workers()
+    except SessionError as error:
+        print(error)
+"""
 DELTALAKE_IS_MISSING = "the native engine needs deltalake: pip install 'checkpoint-catalog[native]'"
 
 
@@ -147,3 +162,12 @@ def test_without_the_extra_the_commands_say_what_to_install(command, bare, place
 def test_without_the_extra_the_library_says_what_to_install(bare, place, tmp_path):
     shown, _ = run(bare / "python", "-c", NATIVE, place, cwd=tmp_path)
     assert shown == DELTALAKE_IS_MISSING + "\n"
+
+
+def test_without_the_extra_spark_saves_loads_and_recovers_and_says_what_its_workers_need(bare, place, tmp_path):
+    shown, _ = run(bare / "python", "-c", SPARK, place, cwd=tmp_path)
+    done, *told = shown.splitlines()
+    assert done == "[7, 8] 8 b'more'"
+    install = "pip install 'checkpoint-catalog[native]'"
+    at_work = f"work on {place} needs deltalake where Spark's Python workers run: {install} there"
+    assert told == [at_work, at_work, f"compaction needs deltalake: {install}"]
