@@ -17,7 +17,7 @@
 # What do checkpoints cost, why do they grow, how long would a restore take, and what may go? This notebook makes three
 # weeks of checkpoints of a web shop, and answers from the views and from restore drills.
 #
-# It needs Java 17 and takes about two minutes.
+# It needs `pip install 'checkpoint-catalog[native,notebooks]'` and Java 17, and takes about two minutes.
 
 # %%
 import tempfile

@@ -17,7 +17,7 @@
 # A checkpoint catalog keeps the checkpoints of stream processors in Delta tables. This notebook saves some, reads them
 # back, recovers, lets old ones go, and asks SQL about all of it.
 #
-# Installing it is `pip install 'checkpoint-catalog[native]'`. Only the SQL at the end needs Java 17; it takes most of
+# It needs `pip install 'checkpoint-catalog[native,notebooks]'`. Only the SQL at the end needs Java 17; it takes most of
 # the minute that all of this runs.
 
 # %% [markdown]

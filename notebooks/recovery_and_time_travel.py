@@ -17,7 +17,7 @@
 # It is half past ten, the payments job is down, and its newest checkpoints are not to be trusted. This notebook finds
 # the one to restore from, takes its state out, undoes what people did in a hurry, and looks at how things were before.
 #
-# It runs in seconds: nothing of this needs Spark.
+# It needs `pip install 'checkpoint-catalog[native,notebooks]'` and runs in seconds: nothing of this needs Spark.
 
 # %%
 import json

@@ -19,7 +19,7 @@
 # and why, where do the sources stand, what grows, would a restore work, what can be taken back, and what was there
 # before.
 #
-# It needs Java 17 and takes about a minute.
+# It needs `pip install 'checkpoint-catalog[native,notebooks]'` and Java 17, and takes about a minute.
 
 # %%
 import tempfile
