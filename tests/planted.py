@@ -13,6 +13,8 @@ from catalog import (
     CheckpointState,
     artifact_path,
     artifacts,
+    chunks,
+    cutting,
     keys,
     new_uuid7,
 )
@@ -177,7 +179,7 @@ class Planted:
         self.breaks(stream + " large", 3, "state_missing")
 
     def plant_chunk_missing(self, stream):
-        self.save(stream, 1, state=b"x" * (artifacts.CHUNK_BYTES + 1))
+        self.save(stream, 1, state=b"x" * (cutting.CHUNK_BYTES + 1))
         self.change(Table.ARTIFACTS, stream, keys.integer_key(1), lambda rows: rows.pop(0))
         self.breaks(stream, 1, "chunk_missing")
 
@@ -185,9 +187,9 @@ class Planted:
         self.save(stream, 1)
         rows = self.catalog.stream(stream)
         held = artifacts.facts(rows.engine, stream, [Equals("checkpoint_key", keys.integer_key(1))])
-        borrowed = [{**row, "checkpoint_key": keys.integer_key(2)} for row in artifacts.links(held, "borrower")]
+        borrowed = [{**row, "checkpoint_key": keys.integer_key(2)} for row in chunks.links(held, "borrower")]
         self.catalog.engine.append(Table.ARTIFACTS, [arrow(Table.ARTIFACTS, borrowed)])
-        stored = artifacts.totals(borrowed)
+        stored = chunks.totals(borrowed)
         manifest = v1(2, state_checksum=stored["state.bin"].sha256)
         draft = Draft(
             key=keys.integer_key(2), format=keys.Format.MANIFEST_V1, attempt="borrower", manifest=manifest.canonical(),

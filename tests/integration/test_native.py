@@ -22,7 +22,7 @@ from catalog import (
     NotACatalogError,
     ReadOnlyError,
     SharedFile,
-    artifacts,
+    cutting,
 )
 from catalog.tables import locks as locks_module
 from catalog.tables import native_files, native_log, native_upkeep
@@ -258,13 +258,13 @@ def test_a_losing_insert_leaves_no_file_behind(tmp_path):
 
 
 def test_a_file_is_written_and_read_in_bounded_pieces(tmp_path):
-    data = os.urandom(artifacts.CHUNK_BYTES * 2 + 7)
+    data = os.urandom(cutting.CHUNK_BYTES * 2 + 7)
     (tmp_path / "state").write_bytes(data)
     store = new_catalog(tmp_path).store("s")
     for number, source in enumerate((tmp_path / "state", SharedFile(tmp_path / "state")), start=1):
         store.save_with_state(CheckpointManifest.new(number, epoch=1), source)
         assert store.load_state_data(number) == data
-        assert [len(chunk) for chunk in store.iter_state_data(number)] == [artifacts.CHUNK_BYTES] * 2 + [7]
+        assert [len(chunk) for chunk in store.iter_state_data(number)] == [cutting.CHUNK_BYTES] * 2 + [7]
 
 
 AT_EXIT = """
