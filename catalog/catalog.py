@@ -44,8 +44,8 @@ from catalog.moving.importing import Importer
 from catalog.moving.layouts import Layout
 from catalog.moving.report import MoveReport
 from catalog.moving.storage import Storage
-from catalog.policies import Retention
-from catalog.protocol import Stream, check_span
+from catalog.policies import Retention, check_span
+from catalog.protocol import Stream
 from catalog.prune import CleanUp, Planned, RetentionReport
 from catalog.recovery import RecoveryReport, Requirement
 from catalog.restore import StatePart

@@ -16,6 +16,7 @@ from catalog import keys
 from catalog.errors import InvalidInputError
 from catalog.lifecycle import Checkpoint
 
+LONGEST_SPAN = timedelta(days=36_500)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
@@ -97,8 +98,8 @@ class Within:
     span: timedelta
 
     def __post_init__(self) -> None:
-        if not isinstance(self.span, timedelta) or self.span <= timedelta(0):
-            raise InvalidInputError(f"within must be a length of time above 0, not {self.span!r}")
+        if not check_span(self.span, "within"):
+            raise InvalidInputError("within must be a length of time above 0")
 
     def keeps(self, candidates: Candidates) -> dict[str, str]:
         """See Policy."""
@@ -136,6 +137,9 @@ class Newest:
     count: int
 
     def __post_init__(self) -> None:
+        if self.period not in set(Period):
+            raise InvalidInputError(f"a period is one of {', '.join(Period)}, not {self.period!r}")
+        object.__setattr__(self, "period", Period(self.period))
         keys.u64(self.count, self.period, minimum=1)
 
     def keeps(self, candidates: Candidates) -> dict[str, str]:
@@ -161,6 +165,7 @@ class Best:
         keys.u64(self.count, "best", minimum=1)
         if not keys.text(self.by, "by"):
             raise InvalidInputError("best needs `by`, a place in the manifest such as metadata.accuracy")
+        _flag(self.lowest, "lowest")
 
     def keeps(self, candidates: Candidates) -> dict[str, str]:
         """See Policy; of equal ones the newest."""
@@ -179,9 +184,13 @@ class Best:
             return None
         for name in self.by.split("."):
             found = found.get(name) if isinstance(found, Mapping) else None
-        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        if isinstance(found, bool) or not isinstance(found, int | float):
             return None
-        return float(found)
+        try:
+            number = float(found)
+        except OverflowError:
+            return None
+        return number if math.isfinite(number) else None
 
     @property
     def otherwise(self) -> str:
@@ -238,6 +247,9 @@ class Retention:
     """Let even the last checkpoint that recovery could choose go."""
 
     def __post_init__(self) -> None:
+        keys.text(self.streams, "streams")
+        check_span(self.undo_for, "undo_for")
+        _flag(self.allow_empty, "allow_empty")
         if not self.policies:
             raise InvalidInputError(
                 f"the retention of streams {self.streams!r} keeps nothing: give at least one policy"
@@ -275,7 +287,9 @@ def read_policies(file: str | Path) -> list[Retention]:
     """
     try:
         parsed = tomllib.loads(Path(file).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise InvalidInputError(f"{file}: {error.strerror or error}") from error
+    except (ValueError, TypeError, RecursionError) as error:
         raise InvalidInputError(f"{file}: {error}") from error
     tables = parsed.pop("retention", None)
     if parsed or not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
@@ -303,8 +317,8 @@ def _retention(table: Mapping[str, Any]) -> Retention:
         policies.append(Within(span(told.within)))
     policies += [Newest(one, count) for one in Period if (count := getattr(told, one)) is not None]
     policies += [Best(**one) for one in told.best]
-    policies += [LastCommitted()] if told.last_committed else []
-    policies += [LastValidated()] if told.last_validated else []
+    policies += [LastCommitted()] if _flag(told.last_committed, "last_committed") else []
+    policies += [LastValidated()] if _flag(told.last_validated, "last_validated") else []
     return Retention(tuple(policies), told.streams, span(told.undo_for), told.allow_empty)
 
 
@@ -313,4 +327,21 @@ def span(text: str) -> timedelta:
     found = re.fullmatch(r"([0-9]{1,9})\s*([smhdw])", text) if isinstance(text, str) else None
     if not found:
         raise InvalidInputError(f"a length of time is a number with s, m, h, d or w, such as 36h, not {text!r}")
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})
+    unit = timedelta(**{_UNITS[found[2]]: 1})
+    if int(found[1]) > LONGEST_SPAN / unit:
+        raise InvalidInputError(f"a length of time is at most {LONGEST_SPAN.days}d, not {text!r}")
+    return int(found[1]) * unit
+
+
+def check_span(span: object, what: str, longest: timedelta = LONGEST_SPAN) -> timedelta:
+    """Return a length of time; refuse what is none, or one that is too long, by default for any calendar to add."""
+    if not isinstance(span, timedelta) or not timedelta(0) <= span <= longest:
+        raise InvalidInputError(f"{what} must be a timedelta from 0 to {longest.days} days, not {span!r}")
+    return span
+
+
+def _flag(value: object, what: str) -> bool:
+    """Return a yes or no; text that says "no" would count as yes."""
+    if not isinstance(value, bool):
+        raise InvalidInputError(f"{what} must be true or false, not {value!r}")
+    return value

@@ -24,6 +24,7 @@ from catalog.errors import (
 )
 from catalog.lifecycle import Change, Checkpoint, Folded, History, Revision, Status
 from catalog.manifest import content_sha256, sha256_text
+from catalog.policies import check_span
 from catalog.reader import ROUNDS, StreamReader
 from catalog.retention import Plan, Planner
 from catalog.tables.port import Equals, In, Outcome, Table, Unless
@@ -33,7 +34,6 @@ log = logging.getLogger(__name__)
 
 AUTO_PRUNE_UNDO = timedelta(hours=1)
 PRUNE_UNDO = timedelta(days=7)
-LONGEST_SPAN = timedelta(days=36_500)
 _TOLD_BY_MANIFEST = frozenset(
     {
         "manifest", "manifest_sha256", "epoch", "created_at", "watermark", "event_count", "pipeline_hash",
@@ -494,9 +494,3 @@ class Stream(StreamReader):
     def _counts_on(self, plan: Plan) -> list[Unless]:
         one = plan.counts_on
         return [Unless(key=one.key, revision_above=one.head.revision)] if one else []
-
-
-def check_span(span: object, what: str, longest: timedelta = LONGEST_SPAN) -> None:
-    """Refuse what is no length of time, or one that is too long; by default one that no calendar can add."""
-    if not isinstance(span, timedelta) or not timedelta(0) <= span <= longest:
-        raise InvalidInputError(f"{what} must be a timedelta from 0 to {longest.days} days, not {span!r}")

@@ -4,7 +4,6 @@ Trashed ones are hidden and can be restored until a stated time. Only after it t
 needs any more are swept. Every step can be run again, and beside any other.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -12,11 +11,12 @@ from typing import Any
 
 from catalog import artifacts, chunks, keys, retention
 from catalog.lifecycle import History
-from catalog.policies import Best, Retention
-from catalog.protocol import Stream, check_span
+from catalog.policies import Best, Retention, check_span
+from catalog.protocol import Stream
 from catalog.retention import Plan, Planner
 from catalog.sweep import ORPHAN_GRACE, SweepReport, sweep
-from catalog.tables.port import Equals, Table
+from catalog.tables.port import Equals
+from catalog.verify import last_verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class RetentionReport:
     def explain(self) -> str:
         """Return the report as text for people, a line for each checkpoint."""
         lines = [
-            f"{'keep' if one.keep else 'remove'} {one.stream} {one.checkpoint_id}: {one.reason}"
+            f"{'keep' if one.keep else 'remove'} {keys.shown(one.stream)} {one.checkpoint_id}: {one.reason}"
             + ("" if one.keep else f" ({one.freed_bytes / (1 << 20):.1f} MiB freed)")
             for one in self.planned
         ]
@@ -60,7 +60,7 @@ class RetentionReport:
         counts = f"{len(self.removed)} of {len(self.planned)}"
         lines.append(f"{counts} {what} to the trash, {freed:.1f} MiB once purged and swept")
         lines += [
-            f"{stream}: can be restored until {until:%Y-%m-%d %H:%M:%S} UTC"
+            f"{keys.shown(stream)}: can be restored until {until:%Y-%m-%d %H:%M:%S} UTC"
             for stream, until in self.undo_until.items()
         ]
         return "\n".join(lines)
@@ -105,21 +105,11 @@ def _planner(stream: Stream, policy: Retention) -> Planner:
             # Of these checkpoints only: one that has come since is not part of the plan.
             loaded = stream.history(list(history), manifests=True)
             history = {key: replace(one, content=loaded[key].content) for key, one in history.items() if key in loaded}
-        return retention.plan(history, policy.policies, now, sound=_sound(stream), allow_empty=policy.allow_empty)
+        verdicts = last_verdicts(stream.engine, [Equals("stream", stream.stream)])
+        sound = {key: one.sound for (_, key), one in verdicts.items() if one.sound is not None}
+        return retention.plan(history, policy.policies, now, sound=sound, allow_empty=policy.allow_empty)
 
     return planner
-
-
-def _sound(stream: Stream) -> dict[str, bool]:
-    """Return by key whether validation last found a checkpoint sound; only reading all its bytes can tell that."""
-    where = [Equals("stream", stream.stream), Equals("event", "verified")]
-    rows = stream.engine.scan(Table.EVENTS, where, ["checkpoint_key", "at", "details"]).to_pylist()
-    last: dict[str, bool] = {}
-    for row in sorted(rows, key=lambda row: row["at"]):
-        details = json.loads(row["details"])
-        if details["depth"] == "hashes" or not details["valid"]:
-            last[row["checkpoint_key"]] = details["valid"]
-    return last
 
 
 def freed_bytes(history: History, rows: Iterable[Mapping[str, Any]], gone: Iterable[str]) -> dict[str, int]:

@@ -9,7 +9,8 @@ from typing import Any
 from catalog import artifacts, chains, keys
 from catalog.errors import CorruptError
 from catalog.lifecycle import Change, History, Status
-from catalog.protocol import Stream, check_span
+from catalog.policies import check_span
+from catalog.protocol import Stream
 from catalog.tables.port import Condition, Equals, In, Outcome, Table
 
 ORPHAN_GRACE = timedelta(hours=1)

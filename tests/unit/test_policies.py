@@ -185,6 +185,15 @@ def test_a_file_says_it_all(tmp_path):
         ("[[retention]]\nbest = [{count = 3}]", "number 1"),
         ("[[retention]]\nbest = [{count = 3, by = ''}]", "needs `by`"),
         ("[[retention]]\nlast = 1\nlast = 2", "keep.toml"),
+        ("[[retention]]\nlast = 0\nallow_empty = 'no'", "allow_empty must be true or false, not 'no'"),
+        ("[[retention]]\nlast_committed = 'no'", "last_committed must be true or false, not 'no'"),
+        ("[[retention]]\nlast_validated = 0", "last_validated must be true or false, not 0"),
+        ("[[retention]]\nbest = [{count = 1, by = 'loss', lowest = 'no'}]", "lowest must be true or false, not 'no'"),
+        ("[[retention]]\nlast = 1\nstreams = ['a']", "streams must be text"),
+        ("[[retention]]\nlast = 1\nundo_for = '999999999w'", "at most 36500d, not '999999999w'"),
+        ("[[retention]]\nwithin = '999999999h'", "at most 36500d"),
+        ("[[retention]]\nlast = " + "9" * 5000, "keep.toml"),
+        ("a = " + "[" * 5000, "keep.toml"),
     ],
 )
 def test_a_file_that_says_something_else_is_refused_and_told_where(tmp_path, text, told):
@@ -195,8 +204,29 @@ def test_a_file_that_says_something_else_is_refused_and_told_where(tmp_path, tex
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(InvalidInputError, match="No such file"):
+    with pytest.raises(InvalidInputError, match=r"none\.toml: No such file or directory$"):
         read_policies(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("file", [None, 5, "a\0b"])
+def test_what_is_no_file_is_refused(file):
+    with pytest.raises(InvalidInputError):
+        read_policies(file)
+
+
+def test_policies_from_python_are_held_to_the_same_as_those_from_a_file():
+    assert Newest("daily", 3) == Newest(Period.DAILY, 3)
+    with pytest.raises(InvalidInputError, match="a period is one of hourly, daily, weekly, monthly, not 'yearly'"):
+        Newest("yearly", 3)
+    with pytest.raises(InvalidInputError, match="allow_empty must be true or false"):
+        Retention((Last(1),), allow_empty="no")
+    with pytest.raises(InvalidInputError, match="undo_for must be a timedelta"):
+        Retention((Last(1),), undo_for=timedelta(days=100_000))
+
+
+def test_a_number_that_is_too_large_to_compare_is_none():
+    rows = [saved(1, manifest='{"loss": 1' + "0" * 400 + "}"), saved(2, manifest='{"loss": 1}')]
+    assert kept(Best(1, "loss"), *rows).keys() == {2}
 
 
 @pytest.mark.parametrize(
