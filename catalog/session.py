@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -189,8 +190,24 @@ def _start_jvm(settings: Mapping[str, str], log: str | os.PathLike[str] | None) 
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     with fetching_alone(settings), Path(log or os.devnull).open("ab") as said:
         output = {"stdout": said, "stderr": said} if log is not None else None
-        gateway = launch_gateway(conf, output)  # type: ignore[no-untyped-call]
+        try:
+            gateway = launch_gateway(conf, output)  # type: ignore[no-untyped-call]
+        except BaseException as error:
+            _end_children_of(error)
+            raise
     SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _end_children_of(error: BaseException) -> None:
+    """End the JVM whose start was interrupted: it ignores Ctrl-C, and would hold the caller's output open for ever.
+
+    PySpark keeps the process in a local variable only, which the trace still has.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for value in frame.f_locals.values():
+            if isinstance(value, subprocess.Popen):
+                value.kill()
+                value.wait()
 
 
 @contextmanager

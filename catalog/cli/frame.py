@@ -72,16 +72,16 @@ class CatalogCommand(TyperCommand):
         return super().invoke(ctx)
 
     def _lacks_path(self, ctx: Any, args: Sequence[str]) -> bool:
-        """Say whether PATH was left out: too few are there for it, or the first one is no path and another fits in."""
+        """Say whether PATH was left out: the first one is no path, and too few are there or another fits in."""
         positional = [one for one in self.params if one.param_type_name == "argument"]
         found, _, _ = self.make_parser(ctx).parse_args(list(args))
         values = [found.get(str(one.name)) for one in positional]
         given = [word for value in values for word in (value if isinstance(value, tuple | list) else [value])]
         words = [word for word in given if isinstance(word, str)]
-        if not words or len(words) < sum(one.required for one in positional):
-            return bool(words)  # with no word at all PATH is taken from the environment anyway
-        room = any(one.nargs == -1 for one in positional) or len(words) < len(positional)
-        return room and not (words[0].startswith(("/", ".", "~")) or "://" in words[0])
+        # With no word at all PATH is taken from the environment anyway.
+        if not words or words[0].startswith(("/", ".", "~")) or "://" in words[0]:
+            return False
+        return any(one.nargs == -1 for one in positional) or len(words) < len(positional)
 
 
 def make_app(name: str, **settings: Any) -> typer.Typer:

@@ -9,6 +9,7 @@ import sysconfig
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from catalog import CheckpointCatalog, CheckpointManifest
@@ -141,6 +142,19 @@ def test_an_interrupted_restore_leaves_no_folder(place, tmp_path):
     assert list(begun.iterdir()) == []
 
 
+def test_ctrl_c_while_spark_starts_ends_its_jvm_too(place):
+    command = [*CKPT, "sql", str(place), "SELECT 1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0) as run:
+        while not (jvm := [one for one in psutil.Process(run.pid).children() if one.name() == "java"]):
+            assert run.poll() is None, run.communicate()
+            time.sleep(0.001)  # looks again; the test does not depend on how long
+        os.killpg(run.pid, signal.SIGINT)
+        shown, told = run.communicate()  # which waits for everybody who holds the other ends
+    assert (run.returncode, shown) == (130, "")
+    assert told.splitlines()[-1] == "ckpt: interrupted; what was not finished does not count"
+    assert not any(one.is_running() for one in jvm)
+
+
 # -- in a pipe ---------------------------------------------------------------------------------------------------------
 
 
@@ -188,8 +202,8 @@ def test_all_commands_import_no_spark():
         (["latest", "./catalog", "orders"], "3"),
         (["recover", "orders"], "3"),
         (["recover", "catalog", "orders"], "3"),
-        (["diff", "orders", "1", "2"], "same: 1 other"),
-        (["diff", "catalog", "orders", "1", "2"], "same: 1 other"),
+        (["diff", "orders", "1", "2"], "same: 1 part"),
+        (["diff", "catalog", "orders", "1", "2"], "same: 1 part"),
         (["undo", "orders", "1", "2"], "2: was not in the trash"),
         (["undo", "./catalog", "orders", "1"], "1: was not in the trash"),
         (["unpin", "--", "orders", "1"], "checkpoint 1 was not pinned"),
@@ -209,6 +223,16 @@ def test_the_environment_is_enough_for_commands_with_no_other_argument(here, pla
     for command in ("streams", "list", "history", "validate", "sweep", "compact", "fold", "drill"):
         assert here(command)[0] == 0, command
     assert here("history", "orders", "--output", "json")[1] != here("history", "--output", "json")[1]
+
+
+@pytest.mark.parametrize("arguments", [["latest", "./orders"], ["save", "./state", "counts"], ["show", "/tmp/x", "1"]])
+def test_what_looks_like_a_path_is_never_taken_for_a_stream(here, place, monkeypatch, arguments):
+    monkeypatch.setenv(CATALOG_VARIABLE, str(place))
+    before = live(place)
+    code, shown, told = here(*arguments)
+    assert (code, shown) == (2, "")
+    assert "Missing argument" in told
+    assert live(place) == before
 
 
 def test_a_path_that_is_given_wins_over_the_environment(here, place, monkeypatch, tmp_path):
