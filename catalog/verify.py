@@ -38,7 +38,7 @@ from catalog.manifest import (
     parse_stored,
 )
 from catalog.reader import ROUNDS, StreamReader, heads
-from catalog.tables.port import Engine, In, Table
+from catalog.tables.port import Condition, Engine, Equals, In, Table
 from catalog.tables.schema import arrow
 from catalog.validation import Issue, ValidationResult, failure, metadata_issues, needed_paths, never_written
 
@@ -305,13 +305,14 @@ class ValidationReport:
     def explain(self) -> str:
         """Return the report as text for people."""
         lines = [
-            f"{issue.severity}: {stream} {result.checkpoint_id}: {issue} [{issue.rule}]"
+            f"{issue.severity}: {keys.shown(stream)} {result.checkpoint_id}: {issue} [{issue.rule}]"
             for stream, result in self.results
             for issue in result.issues
         ]
         told = f"{self.checked} of {self.of_checkpoints} checkpoints, {self.bytes / (1 << 20):.1f} MiB"
-        verdict = "no integrity failure" if self.valid else "integrity failures"
-        return "\n".join([*lines, f"{verdict} in {told}, depth {self.depth}, in {self.seconds:.1f} s"])
+        faulty = sum(not result.valid for _, result in self.results)
+        verdict = f"integrity failures in {faulty}, having looked at" if faulty else "no integrity failure in"
+        return "\n".join([*lines, f"{verdict} {told}, depth {self.depth}, in {self.seconds:.1f} s"])
 
 
 def validate(
@@ -408,6 +409,29 @@ def event(stream: str, key: str, what: str, at: datetime, actor: str, details: M
         "stream": stream, "checkpoint_key": key, "event": what, "at": at, "actor": actor,
         "details": json.dumps(details),
     }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What validations have found of a checkpoint so far."""
+
+    at: datetime
+    """Of the last one."""
+    sound: bool | None
+    """None where only rows were looked at; once it was found damaged, only reading all bytes takes that back."""
+
+
+def last_verdicts(engine: Engine, where: Iterable[Condition] = ()) -> dict[tuple[str, str], Verdict]:
+    """Return what is known of the checkpoints that were ever validated, by stored stream and key."""
+    columns = ["stream", "checkpoint_key", "at", "details"]
+    rows = engine.scan(Table.EVENTS, [Equals("event", "verified"), *where], columns).to_pylist()
+    found: dict[tuple[str, str], Verdict] = {}
+    for row in sorted(rows, key=lambda row: row["at"]):
+        one, details = (row["stream"], row["checkpoint_key"]), json.loads(row["details"])
+        tells = details["depth"] == Depth.HASHES or not details["valid"]
+        known = found[one].sound if one in found else None
+        found[one] = Verdict(row["at"], details["valid"] if tells else known)
+    return found
 
 
 def record_events(engine: Engine, events: list[dict[str, Any]]) -> None:

@@ -13,10 +13,11 @@ from catalog.catalog import CheckpointCatalog
 from catalog.cli import output as show_as
 from catalog.cli.frame import DebugOption, ExitCode, OutputOption, PathArgument, StreamArgument, running
 from catalog.cli.job import chosen_streams
-from catalog.cli.looking import age_seconds, list_rows
+from catalog.cli.looking import age_seconds, list_rows, no_checkpoint
 from catalog.cli.output import Column, Listing, OutputFormat
 from catalog.lifecycle import History, Status
 from catalog.tables.port import Condition, Equals, Table
+from catalog.verify import Verdict, last_verdicts
 
 _REVISION = ("stream", "checkpoint_key", "at", "change", "revision", "actor", "reason", "until", "details")
 _EVENT = ("stream", "checkpoint_key", "at", "event", "actor", "details")
@@ -55,26 +56,21 @@ def latest_command(
             raise typer.Exit(ExitCode.FAULTS)
 
 
-def _verdicts(catalog: CheckpointCatalog) -> dict[str, dict[str, tuple[datetime, bool]]]:
-    """Return by stream and key when a checkpoint was last validated, and whether it was sound."""
-    rows = catalog.engine.scan(
-        Table.EVENTS, [Equals("event", "verified")], ["stream", "checkpoint_key", "at", "details"]
-    ).to_pylist()
-    found: dict[str, dict[str, tuple[datetime, bool]]] = {}
-    for row in sorted(rows, key=lambda row: row["at"]):
-        of_stream = found.setdefault(keys.stream_label(row["stream"]), {})
-        of_stream[row["checkpoint_key"]] = row["at"], bool(json.loads(row["details"])["valid"])
+def _verdicts(catalog: CheckpointCatalog) -> dict[str, dict[str, Verdict]]:
+    """Return what validations have found, by stream and key."""
+    found: dict[str, dict[str, Verdict]] = {}
+    for (stream, key), verdict in last_verdicts(catalog.engine).items():
+        found.setdefault(keys.stream_label(stream), {})[key] = verdict
     return found
 
 
-def _stream_row(
-    label: str, history: History, verdicts: Mapping[str, tuple[datetime, bool]], now: datetime
-) -> dict[str, Any]:
+def _stream_row(label: str, history: History, verdicts: Mapping[str, Verdict], now: datetime) -> dict[str, Any]:
     """Return how a stream is, with the columns of the view stream_health as far as they can be told quickly."""
     counts = {status: [one for one in history.values() if one.status is status] for status in Status}
     newest = lifecycle.latest(history)
     content = newest.content if newest else None
-    damaged = [one.id for key, one in history.items() if one.live and not verdicts.get(key, (now, True))[1]]
+    known_damaged = {key for key, verdict in verdicts.items() if verdict.sound is False}
+    damaged = [one.id for key, one in history.items() if one.live and key in known_damaged]
     live = [*counts[Status.COMMITTED], *counts[Status.PREPARED]]
     return {
         "stream": label,
@@ -87,7 +83,7 @@ def _stream_row(
         "trashed": len(counts[Status.TRASHED]),
         "bytes": sum(one.bytes for one in live),
         "trashed_bytes": sum(one.bytes for one in counts[Status.TRASHED]),
-        "last_verified_at": max((at for at, _ in verdicts.values()), default=None),
+        "last_verified_at": max((verdict.at for verdict in verdicts.values()), default=None),
         "damaged": damaged,
         "problems": _problems(history, damaged),
     }
@@ -188,9 +184,11 @@ def history_command(
             if stream is not None:
                 chosen_streams(catalog, [stream])
             rows = _happened(catalog, where)
+        if checkpoint_id is not None and not rows:
+            raise no_checkpoint(stream, checkpoint_id)
         shown = rows[-last:] if last else rows
         if not shown:
-            out.note("nothing has happened" + (f" to checkpoint {checkpoint_id}" if checkpoint_id else ""))
+            out.note("nothing has happened")
         out.result(shown, *([_history(shown)] if shown else []))
 
 

@@ -80,6 +80,8 @@ def test_a_damaged_checkpoint_that_went_or_was_found_sound_since_is_no_problem_a
     harness.corrupt_state("orders", keys.integer_key(1))
     harness.catalog.validate(depth="hashes")
     assert "damaged: 1" in here("streams", place)[1]
+    harness.catalog.validate(depth="metadata")
+    assert "damaged: 1" in here("streams", place)[1], "a look at the rows takes nothing back"
     harness.catalog.store("orders").prune(2)
     assert "damaged" not in here("streams", place)[1]
 
@@ -318,7 +320,8 @@ def test_history_tells_who_did_what_and_why_newest_last(here, harness, place):
 
 
 def test_history_of_nothing_is_a_note_and_of_a_mistyped_stream_an_error(here, place):
-    assert here("history", place, "orders", 77) == (0, "", "nothing has happened to checkpoint 77\n")
+    code, _, told = here("history", place, "orders", 77)
+    assert (code, told) == (1, "ckpt: stream 'orders' has no checkpoint 77: `ckpt list` shows all\n")
     assert here("history", place, "order")[0] == 1
     assert here("history", place, "orders", "x")[0] == 2
 
