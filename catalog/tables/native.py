@@ -115,6 +115,11 @@ class NativeEngine:
         except TableNotFoundError as error:
             raise no_catalog(place, first_line(error), found=False) from error
         except (DeltaError, OSError) as error:
+            if place.local_folder is None:  # for all that is known there may be one
+                raise CatalogError(
+                    f"the catalog at {place} cannot be reached or read ({first_line(error)}): check the address, the "
+                    "credentials and the network"
+                ) from error
             raise no_catalog(place, first_line(error), found=True) from error
         check_format(place, self._tables[Table.CHECKPOINTS].delta.metadata().configuration)
         self._upkeep = {

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from catalog import CheckpointCatalog, CheckpointManifest
+from catalog import CatalogError, CheckpointCatalog, CheckpointManifest, NotACatalogError
 from catalog.testing import CheckpointStoreSuite
 from catalog.testing.native import NativeHarness
 
@@ -47,6 +47,14 @@ class TestStoreOnS3:
     test_two_savers = CheckpointStoreSuite.test_of_two_savers_at_once_exactly_one_wins_and_the_other_is_told
     test_purge = CheckpointStoreSuite.test_after_the_undo_window_bytes_go_and_the_id_is_closed_for_ever
     test_damage = CheckpointStoreSuite.test_changed_or_lost_state_is_found_and_recovery_falls_back
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_storage_that_cannot_be_reached_is_not_taken_for_a_place_without_a_catalog(s3_options, create):
+    options = {**s3_options, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "max_retries": "0"}
+    with pytest.raises(CatalogError, match="cannot be reached or read") as told:
+        CheckpointCatalog.native("s3://bucket/catalog", storage_options=options, create=create)
+    assert not isinstance(told.value, NotACatalogError)
 
 
 SPARK_ON_S3 = """
