@@ -10,6 +10,7 @@ import typer
 from catalog.catalog import CheckpointCatalog
 from catalog.cli import output as show_as
 from catalog.cli.frame import DebugOption, ExitCode, OutputOption, PathArgument, StreamArgument, running
+from catalog.cli.job import chosen_streams
 from catalog.cli.output import Output, OutputFormat
 from catalog.moving.importing import THREADS
 from catalog.moving.layouts import Layout
@@ -63,6 +64,7 @@ def export_command(
     with running(output, debug) as out, ExitStack() as opened:
         cat = opened.enter_context(CheckpointCatalog.native(path))
         with out.working("exporting") as say:
+            chosen_streams(cat, [stream])
             report = cat.export_to(
                 target, stream, layout=layout, threads=threads, dry_run=dry_run, progress=_saying(say)
             )

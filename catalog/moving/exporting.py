@@ -84,7 +84,7 @@ class Exporter:
             storage: where to.
             layout: how files are named; by default as those that were imported, else as the stream's format wants it.
             threads: how many checkpoints are written at a time.
-            dry_run: read nothing but rows, and write nothing.
+            dry_run: write nothing.
             progress: is told how far it has come, after every checkpoint.
         """
         self._stream = stream
@@ -211,19 +211,16 @@ class Exporter:
     def _export(self, files: _Files, parent: Future[MoveLine] | None, there: set[str]) -> MoveLine:
         checkpoint = self._live[files.key]
         size = self._size(files)
-        line = MoveLine(Moved.EXPORTED, checkpoint.id, files.manifest, size, files.fault)
-        if self._dry_run:
-            return line
         try:
             manifest, parts, note = self._manifest(files)
             for name in (files.manifest, *parts.values()):
                 _check_inside(name)
             before = [name in there for name in (files.manifest, *parts.values())]
-            for path, name in parts.items():
+            for path, name in () if self._dry_run else parts.items():
                 self._write(files.key, path, name, name in there)
             if parent and parent.result().outcome is Moved.SKIPPED:
                 raise _Unfit(f"its parent {_saved_on(checkpoint)} was not exported")
-            if files.manifest not in there:
+            if files.manifest not in there and not self._dry_run:
                 self._storage.write(files.manifest, [manifest])
             outcome = Moved.PRESENT if all(before) else Moved.EXPORTED
             return MoveLine(outcome, checkpoint.id, files.manifest, size, files.fault, note)

@@ -9,6 +9,7 @@ import pytest
 from catalog import (
     AppendLog,
     CheckpointCatalog,
+    CheckpointedStateScope,
     CheckpointExistsError,
     CheckpointManifest,
     CheckpointManifestV2,
@@ -612,6 +613,18 @@ class TestExport:
         with pytest.raises(InvalidInputError, match="has no place for"):
             catalog.export_to(tmp_path / "out", "s", layout="partitions")
         assert not (tmp_path / "out").exists()
+
+    def test_a_dry_run_says_what_cannot_be_exported(self, catalog, tmp_path):
+        store = catalog.store("streams")
+        factory = store.stream_factory(1)
+        with factory.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE) as stream:
+            stream.write(b"state" * 10_000)
+            handle = stream.close_and_get_handle()
+        store.save_with_handles(CheckpointManifest.new(1, epoch=1, operator_handles={"op": {"it": handle}}), factory)
+        planned = catalog.export_to(tmp_path / "out", "streams", dry_run=True)
+        assert outcomes(planned) == {1: SKIPPED}
+        assert outcomes(catalog.export_to(tmp_path / "out", "streams")) == {1: SKIPPED}
+        assert "no place" in planned.explain()
 
     def test_a_dry_run_writes_nothing(self, catalog, tmp_path):
         self.saved(catalog)
