@@ -119,7 +119,7 @@ class CheckpointManifest(StoredJson):
         """Return a new manifest, by default of this moment and with 256 vnodes."""
         now = keys.now_ms() if timestamp_ms is None else timestamp_ms
         known = {"version": 1, "checkpoint_id": checkpoint_id, "epoch": epoch, "timestamp_ms": now}
-        return cls._of({"vnode_count": DEFAULT_VNODE_COUNT, **fields, **known})
+        return cls._new(fields, {"vnode_count": fields.get("vnode_count", DEFAULT_VNODE_COUNT), **known})
 
     def with_sink_status(self, sink: str, status: SinkStatus | str, *, error: str = "") -> Self:
         """Return a copy in which a sink is `Pending`, `Committed` or `Failed` (with why)."""
@@ -205,7 +205,7 @@ class CheckpointManifestV2(StoredJson):
         """Return a new manifest, by default of this moment."""
         now = keys.now_ms() if timestamp_ms is None else timestamp_ms
         known = {"version": 2, "checkpoint_id": keys.uuid7(checkpoint_id), "epoch": epoch, "timestamp_ms": now}
-        return cls._of({**fields, **known})
+        return cls._new(fields, known)
 
     @property
     def key(self) -> str:

@@ -4,6 +4,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -60,6 +61,14 @@ class StoredJson(BaseModel):
             return cls.from_dict(plain(fields))
         except RecursionError as error:
             raise InvalidInputError(f"{cls.__name__}: nested too deeply") from error
+
+    @classmethod
+    def _new(cls, given: Mapping[str, Any], known: Mapping[str, Any]) -> Self:
+        """Return the manifest with what a caller gives; unknown keys are kept, but not those that are misspelled."""
+        for name in sorted(given.keys() - cls.model_fields.keys()):
+            if close := get_close_matches(name, cls.model_fields, n=1, cutoff=0.85):
+                raise InvalidInputError(f"{cls.__name__} has no field {name!r}: perhaps {close[0]!r} is meant")
+        return cls._of({**given, **known})
 
     def canonical(self) -> str:
         """Return the canonical JSON text: equal manifests give equal text."""

@@ -418,6 +418,14 @@ class TestCanonicalJson:
         assert sha256_text("ü") == hashlib.sha256(b"\xc3\xbc").hexdigest()
 
     @pytest.mark.parametrize(
+        ("given", "meant"), [("source_offset", "source_offsets"), ("sinks_commit_statuses", "sink_commit_statuses")]
+    )
+    def test_a_misspelled_field_of_a_new_manifest_is_refused_and_any_other_key_is_kept(self, given, meant):
+        with pytest.raises(InvalidInputError, match=f"no field '{given}': perhaps '{meant}' is meant"):
+            CheckpointManifest.new(1, epoch=1, **{given: {}})
+        assert CheckpointManifest.new(1, epoch=1, metadata={"loss": 1}).model_dump()["metadata"] == {"loss": 1}
+
+    @pytest.mark.parametrize(
         "value",
         [float("nan"), float("inf"), float("-inf"), object(), b"bytes", {1, 2}, {1: 1, "a": 1}, "\ud800", HUGE, 1j],
         ids=lambda value: type(value).__name__,
