@@ -337,7 +337,8 @@ def main() -> None:
     except CatalogError as error:
         sys.exit(f"demo: {error}")
     except KeyboardInterrupt:
-        sys.exit(f"interrupted; what was made so far is in {folder}")
+        print(f"interrupted; what was made so far is in {folder}", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -70,10 +70,13 @@ class CheckpointDiff:
         ]
         same = sum(part.what == "same" for part in self.parts)
         if same:
-            lines.append(f"same: {same} other{'s' if same > 1 else ''}")
+            lines.append(f"same: {same} part{'s' if same > 1 else ''}")
         for move in self.positions:
-            by = f" ({move.moved_by:+d})" if move.moved_by is not None else ""
             where = f"{move.source}/{move.position}" if move.position else move.source
+            if move.before is None or move.after is None:
+                lines.append(f"new: {where}: {move.after}" if move.before is None else f"gone: {where}: {move.before}")
+                continue
+            by = f" ({move.moved_by:+d})" if move.moved_by is not None else ""
             lines.append(f"moved: {where}: {move.before} -> {move.after}{by}")
         return "\n".join(lines or [f"{self.before_id} and {self.after_id} hold the same"])
 

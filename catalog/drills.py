@@ -64,13 +64,16 @@ class DrillReport:
 
     def explain(self) -> str:
         """Return the report as text for people, a line for each checkpoint."""
-        lines = [f"{_verdict(one)} {one.stream} {one.checkpoint_id} ({one.reason}){_told(one)}" for one in self.drills]
+        lines = [
+            f"{_verdict(one)} {keys.shown(one.stream)} {one.checkpoint_id} ({one.reason}){_told(one)}"
+            for one in self.drills
+        ]
         total = f"{len(self.drills)} of {self.of_checkpoints} checkpoints"
         if self.dry_run:
             return "\n".join([*lines, f"{total} would be restored"])
         gone = f", {self.gone} went meanwhile" if self.gone else ""
         good = len(self.drills) - len(self.failed)
-        lines.append(f"{good} of {total} restored, {len(self.failed)} failed{gone}, in {self.seconds:.1f} s")
+        lines.append(f"drilled {total}: {good} restored, {len(self.failed)} failed{gone}, in {self.seconds:.1f} s")
         return "\n".join(lines)
 
 

@@ -104,6 +104,11 @@ def stream_label(stream: str) -> str:
     return "" if stream == EMPTY_STREAM else stream
 
 
+def shown(stream: str) -> str:
+    """Return a stream's name as people see it; the empty one as two quotes."""
+    return stream or "''"
+
+
 def now_ms() -> int:
     """Return the milliseconds since 1970."""
     return time.time_ns() // 1_000_000

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MOST_ROWS = 1000
+_QUERY = re.compile(r"(\s|--.*\n|/\*(.|\n)*?\*/|\()*(SELECT|WITH|FROM|VALUES|TABLE)\b", re.IGNORECASE)
 
 
 def sql_command(
@@ -42,6 +43,7 @@ def sql_command(
         if query is None:
             out.result(_known(), _views())
             return
+        _check_query(query)
         with opened(out, path, EngineName.SPARK) as catalog, out.working("asking Spark …"):
             columns, rows = _ask(catalog, query, limit + 1)
         if len(rows) > limit:
@@ -50,6 +52,12 @@ def sql_command(
         if not rows:
             out.note("no rows")
         out.result(shown, _table(columns, rows[:limit]))
+
+
+def _check_query(query: str) -> None:
+    """Refuse a statement before Spark is started for it."""
+    if not _QUERY.match(query):
+        raise InvalidInputError(f"only queries are taken, which begin with SELECT or WITH, not {query.strip()[:60]!r}")
 
 
 def _ask(catalog: CheckpointCatalog, query: str, limit: int) -> tuple[list[str], list[list[Any]]]:
@@ -69,8 +77,9 @@ def _ask(catalog: CheckpointCatalog, query: str, limit: int) -> tuple[list[str],
             raise InvalidInputError("two columns have one name: give each its own with AS")
         return columns, [[_plain(value) for value in row] for row in frame.limit(limit).collect()]
     except PySparkException as error:
-        known = ", ".join((*views.VIEWS, *Table))
-        raise InvalidInputError(f"{first_line(error)} (views and tables are {known})") from error
+        unknown = error.getCondition() == "TABLE_OR_VIEW_NOT_FOUND"
+        known = f" (views and tables are {', '.join((*views.VIEWS, *Table))})" if unknown else ""
+        raise InvalidInputError(first_line(error) + known) from error
 
 
 def _name_relations(catalog: CheckpointCatalog, query: str) -> None:

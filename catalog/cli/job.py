@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from catalog import keys
 from catalog.catalog import CheckpointCatalog
 from catalog.cli import output as show_as
 from catalog.cli.frame import EXIT_CODES, ExitCode, make_app, run_app, span_argument
@@ -100,14 +101,19 @@ def chosen_streams(catalog: CheckpointCatalog, wanted: Sequence[str] | None, *, 
         wanted: their names.
         staged: all are also those whose first save never came to an end.
     """
+    for name in wanted or ():
+        keys.stream_key(name)
     there = catalog.streams(staged=staged)
     if missing := sorted(set(wanted or ()) - set(there)):
-        close = get_close_matches(missing[0], there, n=1)
-        perhaps = f"perhaps {close[0]!r} is meant; " if close else ""
-        raise CheckpointNotFoundError(
-            f"there is no stream {missing[0]!r}: {perhaps}`ckpt streams` shows all", stream=missing[0]
-        )
+        raise CheckpointNotFoundError(no_stream(missing[0], there), stream=missing[0])
     return sorted(set(wanted)) if wanted else there
+
+
+def no_stream(name: str, there: Sequence[str]) -> str:
+    """Say that there is no such stream, and which one may be meant."""
+    close = get_close_matches(name, there, n=1)
+    perhaps = f"perhaps {close[0]!r} is meant; " if close else ""
+    return f"there is no stream {name!r}: {perhaps}`ckpt streams` shows all"
 
 
 def chosen_sample(count: int | None, percent: float | None) -> Sample | None:

@@ -30,7 +30,7 @@ def list_command(
 ) -> None:
     """List live checkpoints, or those in the trash, oldest first."""
     with running(output, debug) as out, CheckpointCatalog.native(path) as catalog:
-        histories = catalog.histories(None if stream is None else [stream])
+        histories = catalog.histories(None if stream is None else chosen_streams(catalog, [stream]))
         now = datetime.now(UTC)
         rows = [row for label, history in histories.items() for row in list_rows(label, history, now, trash=trash)]
         if not rows:
@@ -55,7 +55,7 @@ def show_command(
         life = sorted(catalog.stream(stream).revisions([key]), key=lambda one: one.revision)
         if not life:
             chosen_streams(catalog, [stream])
-            raise CheckpointNotFoundError(f"stream {stream!r} has no checkpoint {checkpoint_id}: `ckpt list` shows all")
+            raise no_checkpoint(stream, checkpoint_id)
         checkpoint = lifecycle.fold(life)[key]
         manifest, fault = _read_manifest(checkpoint, stream)
         data = {
@@ -70,6 +70,11 @@ def show_command(
         if fault:
             out.note(fault)
             raise typer.Exit(ExitCode.FAULTS)
+
+
+def no_checkpoint(stream: str | None, checkpoint_id: str) -> CheckpointNotFoundError:
+    """Return the error that says that there is no such checkpoint."""
+    return CheckpointNotFoundError(f"stream {stream!r} has no checkpoint {checkpoint_id}: `ckpt list` shows all")
 
 
 # -- list ----------------------------------------------------------------------------------------------------------

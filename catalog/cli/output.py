@@ -14,8 +14,11 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from catalog import keys
+
 if TYPE_CHECKING:  # only text needs it
     from rich.console import Console
+    from rich.table import Table
 
 NOTHING = "-"
 PIPED_WIDTH = 100_000
@@ -130,9 +133,8 @@ def visible(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
-def name(text: str) -> str:
-    """Return a name as people see it; the empty one as two quotes."""
-    return text or "''"
+name = keys.shown
+"""Returns a name as people see it."""
 
 
 def size(count: int | None) -> str:
@@ -182,6 +184,16 @@ def _console(*, stderr: bool = False, width: int | None = None) -> "Console":
     return Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
 
 
+def _print(console: "Console", shown: "Table") -> None:
+    """Print a table, without the spaces that fill its last column where nobody looks at a terminal."""
+    if console.is_terminal:
+        console.print(shown)
+        return
+    with console.capture() as captured:
+        console.print(shown)
+    console.file.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+
+
 def _print_facts(console: "Console", facts: Facts) -> None:
     from rich.table import Table
 
@@ -190,7 +202,7 @@ def _print_facts(console: "Console", facts: Facts) -> None:
     grid.add_column(overflow="fold")
     for title, text in facts.pairs.items():
         grid.add_row(title, visible(text))
-    console.print(grid)
+    _print(console, grid)
 
 
 def _print_listing(console: "Console", listing: Listing) -> None:
@@ -214,7 +226,7 @@ def _print_listing(console: "Console", listing: Listing) -> None:
     for row in listing.rows:
         table.add_row(*map(visible, row))
     # Wider than the terminal if need be, because a value that is cut off misleads.
-    _console(width=max(console.width, needed)).print(table)
+    _print(_console(width=max(console.width, needed)), table)
 
 
 def _jsonable(one: object) -> object:

@@ -17,6 +17,7 @@ from catalog.cli.frame import (
     running,
     time_argument,
 )
+from catalog.cli.job import no_stream
 from catalog.cli.output import OutputFormat
 from catalog.recovery import RecoveryReport
 from catalog.restore import new_folder
@@ -142,7 +143,11 @@ def recover_command(
         if report.chosen_id is None:
             hint = "" if explain else ": --explain says why"
             live = f"none of {report.examined} live checkpoints is fit to restore from{hint}"
-            out.note(f"stream {stream!r}: " + (live if report.examined else "no live checkpoint"))
+            if report.examined:
+                out.note(f"stream {stream!r}: {live}")
+            else:  # which is no error: a job may ask before its first checkpoint
+                there = catalog.streams()
+                out.note(f"stream {stream!r}: no live checkpoint" if stream in there else no_stream(stream, there))
             raise typer.Exit(ExitCode.FAULTS)
 
 

@@ -12,7 +12,7 @@ import typer
 from catalog.catalog import CheckpointCatalog
 from catalog.cli import output as show_as
 from catalog.cli.frame import DebugOption, ExitCode, OutputOption, PathArgument, running
-from catalog.cli.job import PoliciesOption, StreamOption
+from catalog.cli.job import PoliciesOption, StreamOption, chosen_streams
 from catalog.cli.output import OutputFormat
 from catalog.errors import InvalidInputError, SessionError
 from catalog.policies import read_policies
@@ -44,7 +44,8 @@ def report_command(
         target = check_target(out_file, force=force)
         kept = read_policies(policies) if policies is not None else None
         with CheckpointCatalog.native(path) as catalog, out.working("reading the catalog …") as tell:
-            report = gather(catalog, now=datetime.now(UTC), streams=stream, policies=kept)
+            wanted = chosen_streams(catalog, stream) if stream else None
+            report = gather(catalog, now=datetime.now(UTC), streams=wanted, policies=kept)
             tell("drawing …")
             found = findings(report)
             page = render(report, found).encode()

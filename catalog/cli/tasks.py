@@ -10,6 +10,7 @@ from catalog.cli.frame import ExitCode, sentence
 from catalog.cli.job import Done, chosen_streams, progressing
 from catalog.cli.output import Output, visible
 from catalog.errors import CatalogError
+from catalog.keys import shown
 from catalog.policies import Retention
 from catalog.prune import CleanUp, RetentionReport
 from catalog.verify import Depth, Sample
@@ -105,7 +106,10 @@ class LetGo:
     def cleaned_lines(self) -> list[str]:
         """What was purged and swept, and what was left alone, for people."""
         lines = [_told(one, self.report.dry_run) for one in self.cleaned]
-        return [*filter(None, lines), *(f"left alone: {visible(name)}: {error}" for name, error in self.errors.items())]
+        return [
+            *filter(None, lines),
+            *(f"left alone: {visible(shown(name))}: {error}" for name, error in self.errors.items()),
+        ]
 
 
 def let_go(
@@ -161,7 +165,8 @@ def retain(
     data: dict[str, Any] = {
         **asdict(done.report), "cleaned": [asdict(one) for one in done.cleaned], "errors": done.errors
     }  # fmt: skip
-    return Done(data, "\n".join([done.report.explain(), *done.cleaned_lines]), done.code)
+    told = done.report.explain() if policies else "no policies were given (--policies FILE): nothing goes to the trash"
+    return Done(data, "\n".join([told, *done.cleaned_lines]), done.code)
 
 
 def sweep(
@@ -182,6 +187,6 @@ def _told(one: CleanUp, dry_run: bool) -> str:
     orphans = f" {swept.orphans} of them orphaned," if swept.orphans else ""
     attempts = swept.orphans + swept.purged
     return (
-        f"{visible(one.stream)}: {len(one.purged)} checkpoints {would}purged, "
+        f"{visible(shown(one.stream))}: {len(one.purged)} checkpoints {would}purged, "
         f"{attempts} attempts {would}swept,{orphans} {swept.chunks} chunks"
     )

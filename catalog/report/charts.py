@@ -338,7 +338,8 @@ _SIZE_LABEL = " : ".join(
     + ["''"]
 )
 _TIME_LABEL = (
-    "utchours(datum.value) || utcminutes(datum.value) ? utcFormat(datum.value, '%H:%M')"
+    "utcseconds(datum.value) ? utcFormat(datum.value, '%H:%M:%S')"
+    " : utchours(datum.value) || utcminutes(datum.value) ? utcFormat(datum.value, '%H:%M')"
     " : utcdate(datum.value) > 1 || utcmonth(datum.value) ? utcFormat(datum.value, '%d %b')"
     " : utcFormat(datum.value, '%Y')"
 )

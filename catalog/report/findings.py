@@ -100,7 +100,7 @@ def _open_sinks(stream: StreamFacts, report: Report) -> Finding | None:
 
 def _quiet(stream: StreamFacts, report: Report) -> Finding | None:
     latest, usual = stream.latest, stream.usual_interval
-    if latest is None or usual is None:
+    if latest is None or usual is None or usual < timedelta(seconds=1):  # made in one go, by no schedule
         return None
     age = report.made_at - latest.saved_at
     if age <= max(OVERDUE_TIMES * usual, OVERDUE_AT_LEAST):

@@ -134,11 +134,11 @@ def test_list_as_json_has_plain_numbers_and_the_names_of_the_view(ckpt, place):
     }  # fmt: skip
 
 
-def test_list_of_one_stream_leaves_the_others_out_and_an_unknown_one_is_empty(here, place):
+def test_list_of_one_stream_leaves_the_others_out_and_an_unknown_one_is_an_error(here, place):
     code, shown, _ = here("list", place, "--stream", "", "--output", "json")
     assert (code, [row["stream"] for row in json.loads(shown)]) == (0, [""])
-    assert here("list", place, "--stream", "typo") == (0, "", "no live checkpoints in stream 'typo'\n")
-    assert here("list", place, "--stream", "typo", "--output", "json")[:2] == (0, "[]\n")
+    told = "ckpt: there is no stream 'typo': `ckpt streams` shows all\n"
+    assert here("list", place, "--stream", "typo") == (1, "", told)
 
 
 def test_a_terminal_gets_colours_and_whole_values_however_narrow_it_is(place):
@@ -229,7 +229,8 @@ def test_recover_with_nothing_fit_says_so_by_its_exit_code(ckpt, here, place):
     assert line_of(shown, "passed over 2", "does not match its checksum")
     assert line_of(shown, "in the trash, can be restored until", "UTC: 1")
     code, shown, told = here("recover", place, "typo", "--output", "json")
-    assert (code, json.loads(shown)["checkpoint_id"], told) == (3, None, "stream 'typo': no live checkpoint\n")
+    assert (code, json.loads(shown)["checkpoint_id"]) == (3, None)
+    assert told == "there is no stream 'typo': `ckpt streams` shows all\n"
 
 
 @pytest.mark.parametrize(

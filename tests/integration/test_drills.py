@@ -127,7 +127,7 @@ def test_a_drill_restores_checks_times_and_records_and_leaves_nothing_behind(cat
     assert recorded["orders", 2] == {"restored": True, "bytes": 5_000_000, "seconds": seconds, "error": None}
     assert (far[-1].checkpoints, far[-1].of_checkpoints, far[-1].bytes) == (3, 3, 10_000_005)
     assert report.explain().splitlines()[1].startswith("restored orders 2 (the latest): 4.8 MiB in ")
-    assert "3 of 3 of 3 checkpoints restored, 0 failed" in report.explain()
+    assert "drilled 3 of 3 checkpoints: 3 restored, 0 failed" in report.explain()
 
 
 def test_every_checkpoint_has_its_turn_even_if_one_always_fails(harness, catalog):
@@ -165,7 +165,7 @@ def test_one_that_cannot_be_restored_is_recorded_as_failed_and_the_others_go_on(
     assert recorded["a", 1]["restored"]
     assert recorded["b", 1]["restored"]
     assert f"failed a 2 (the latest): {failed.error}" in report.explain().splitlines()
-    assert "2 of 3 of 3 checkpoints restored, 1 failed" in report.explain()
+    assert "drilled 3 of 3 checkpoints: 2 restored, 1 failed" in report.explain()
 
 
 def test_rows_that_are_not_what_was_saved_fail_the_drill_though_their_bytes_are_there(harness, catalog):

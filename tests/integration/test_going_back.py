@@ -495,7 +495,7 @@ def test_a_diff_tells_bytes_by_chunk_and_positions(catalog):
         "removed: gone: 1 -> 0 bytes, 0 changed",
         "added: new: 0 -> 2 bytes, 2 changed",
         f"changed: state: {9 << 20} -> {9 << 20} bytes, {1 << 20} changed",
-        "same: 1 other",
+        "same: 1 part",
         "moved: kafka/p-0: 100 -> 150 (+50)",
     ]
 
@@ -504,7 +504,7 @@ def test_a_diff_of_partitions_and_of_states(catalog):
     first, second, _ = save_v2(catalog)
     (part,) = catalog.diff("v2", first, second).parts
     assert (part.operator, part.partition, part.what, part.bytes_before) == ("a/b", 0, "changed", 10)
-    assert catalog.diff("v2", first, first).explain().startswith("same: 1 other")
+    assert catalog.diff("v2", first, first).explain().startswith("same: 1 part")
     save_states(catalog, size=2 << 20)
     found = catalog.diff("states", 0, "2")
     assert found.changed_bytes == 2 << 20
