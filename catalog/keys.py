@@ -1,4 +1,4 @@
-"""Names and ids at the boundary, and the keys under which they are stored.
+"""Names, ids and times at the boundary, and the keys under which ids are stored.
 
 A checkpoint_key is an id as text that sorts by age: a u64 padded to 20 digits, or a UUIDv7. A stream holds one
 kind only, because the two do not sort by age among each other.
@@ -9,6 +9,7 @@ import re
 import threading
 import time
 import uuid
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from catalog.errors import InvalidInputError
@@ -102,6 +103,22 @@ def stream_key(name: object) -> str:
 def stream_label(stream: str) -> str:
     """Return the name a caller used for a stored stream."""
     return "" if stream == EMPTY_STREAM else stream
+
+
+def utc(value: object, what: str) -> datetime:
+    """Return a time in UTC if it has a time zone and UTC can hold it, else refuse it."""
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        raise InvalidInputError(f"{what} must be a datetime with a time zone, not {value!r}", what=what, value=value)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError as error:
+        problem = f"{what} must be in the years 1 to 9999 of UTC, not {value}"
+        raise InvalidInputError(problem, what=what, value=value) from error
+
+
+def time_text(at: datetime) -> str:
+    """Return a time as messages tell it."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def now_ms() -> int:

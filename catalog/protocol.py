@@ -364,8 +364,10 @@ class Stream(StreamReader):
     def pin(self, key: str, reason: str, until: datetime | None = None) -> None:
         """Protect a checkpoint from being trashed."""
         keys.text(reason, "reason")
-        if until is not None and (not isinstance(until, datetime) or until.utcoffset() is None):
-            raise InvalidInputError(f"until must be a datetime with a time zone, not {until!r}")
+        if until is not None:
+            until = keys.utc(until, "until")
+            if until <= self.clock():
+                raise InvalidInputError(f"a pin must end in the future, not at {keys.time_text(until)}")
         self.change(key, lambda _: {"change": Change.PINNED, "reason": reason, "until": until})
 
     def unpin(self, key: str) -> None:

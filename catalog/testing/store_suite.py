@@ -14,7 +14,7 @@ import hashlib
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -651,7 +651,9 @@ class CheckpointStoreSuite:
         store.save(manifest(2))
         before = harness.checkpoint_rows(stream)
         calls: list[Call] = [later(store.pin, 1, bad) for bad in (5, "\ud800")]
-        calls += [later(store.pin, 1, "audit", bad) for bad in ("tomorrow", datetime(2999, 1, 1))]
+        beyond_utc = datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))
+        for until in ("tomorrow", datetime(2999, 1, 1), beyond_utc, harness.clock()):
+            calls.append(later(store.pin, 1, "audit", until))
         calls += [later(store.prune, 1, undo_for=bad) for bad in (5, timedelta(-1), timedelta.max)]
         assert _not_refused(calls) == []
         assert harness.checkpoint_rows(stream) == before

@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 import threading
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -287,6 +287,15 @@ def test_a_timestamp_means_the_newest_version_at_or_before_it(tmp_path):
     assert past.store("s").list_ids() == [1]
 
 
+def test_the_moment_of_a_local_time_is_told_in_utc(catalog):
+    save_v1(catalog, count=1)
+    now = catalog.engine.versions()[-1].at
+    past = catalog.as_of(timestamp=now.astimezone(timezone(timedelta(hours=-5))))
+    assert f"{now:%Y-%m-%d %H:%M:%S.%f} UTC" in str(past.moment)
+    chosen = catalog.recover("s", at_time=now.astimezone(timezone(timedelta(hours=-5))))
+    assert f"time at most {now}" in chosen.explain()
+
+
 def test_a_moment_outside_the_window_says_what_is_reachable(catalog):
     save_v1(catalog, count=1)
     with pytest.raises(OutOfReachError, match=r"version 99 cannot be read; reachable are versions 0 \(.* UTC\) to 1 "):
@@ -300,6 +309,7 @@ def test_a_moment_outside_the_window_says_what_is_reachable(catalog):
         {"version": 1, "timestamp": datetime.now(UTC)},
         {"version": "1"},
         {"timestamp": datetime(2026, 1, 1)},
+        {"timestamp": datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))},
     ):
         with pytest.raises(InvalidInputError):
             catalog.as_of(**wrong)
