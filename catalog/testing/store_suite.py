@@ -32,11 +32,12 @@ from catalog.errors import (
     PurgedError,
     TrashedError,
 )
+from catalog.handles import CheckpointedStateScope
 from catalog.manifest import CheckpointManifest, CheckpointManifestV2, ConnectorCheckpoint, OperatorCheckpoint
 from catalog.protocol import Draft, Stream
 from catalog.retention import Plan, Planner
 from catalog.store import CheckpointStore
-from catalog.testing.harness import Harness
+from catalog.testing.harness import Harness, Held
 
 Call = Callable[[], object]
 
@@ -190,6 +191,57 @@ class CheckpointStoreSuite:
         store.save(manifest(1, state_checksum=sha256(b"meant")))
         assert store.load_state_data(1) == b"meant"
         assert store.validate_checkpoint(1).valid
+
+    @pytest.mark.parametrize("ends", ["before the save", "after it"])
+    def test_of_two_writes_of_a_state_the_one_that_began_last_counts_whichever_ends_last(
+        self, harness: Harness, store: CheckpointStore, stream: str, ends: str
+    ) -> None:
+        saved, older = manifest(1), Held(b"older")
+        with ThreadPoolExecutor(1) as pool:
+            given_up = pool.submit(store.save_state_data, 1, older)
+            older.wait_until_begun()
+            store.save_state_data(1, b"newer")
+            if ends == "before the save":
+                older.go_on()
+                given_up.result()
+            store.save(saved)
+            older.go_on()
+            given_up.result()
+        store.save(saved)
+        assert store.load_state_data(1) == harness.catalog.store(stream).load_state_data(1) == b"newer"
+        assert store.validate_checkpoint(1).issues == ()
+
+    def test_a_write_that_fails_leaves_the_one_before_it(self, store: CheckpointStore) -> None:
+        def failing() -> Iterator[bytes]:
+            yield b"newer"
+            raise OSError("no state")
+
+        store.save_state_data(1, b"older")
+        with pytest.raises(OSError, match="no state"):
+            store.save_state_data(1, failing())
+        store.save(manifest(1))
+        assert store.load_state_data(1) == b"older"
+
+    def test_beside_handles_the_state_staged_here_is_meant_and_a_checksum_chooses_another(
+        self, harness: Harness, store: CheckpointStore, stream: str
+    ) -> None:
+        for checkpoint_id, checksum in ((1, None), (2, sha256(b"theirs"))):
+            factory = store.stream_factory(checkpoint_id, threshold=0)
+            with factory.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE) as output:
+                output.write(b"of a handle")
+                handle = output.close_and_get_handle()
+            assert handle is not None
+            store.save_state_data(checkpoint_id, b"ours")
+            harness.clock.advance(timedelta(seconds=1))
+            harness.catalog.store(stream).save_state_data(checkpoint_id, b"theirs")
+            named = {"op": {"state": handle}}
+            store.save(
+                manifest(checkpoint_id, operator_handles=named, operator_states=EXTERNAL, state_checksum=checksum)
+            )
+            with store.open_handle(handle, of=checkpoint_id) as opened:
+                assert opened.read() == b"of a handle"
+            assert store.validate_checkpoint(checkpoint_id).issues == ()
+        assert [store.load_state_data(1), store.load_state_data(2)] == [b"ours", b"theirs"]
 
     # -- the fence -------------------------------------------------------------------------------------------------
 
