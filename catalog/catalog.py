@@ -85,7 +85,11 @@ class CheckpointCatalog:
         """
         self.engine = engine
         self._clock = clock
-        self._actor = actor or f"{_user()}@{socket.gethostname()}"
+        self._actor = _actor(actor)
+
+    def __repr__(self) -> str:
+        shown = f"as of {self.moment}" if self.moment else type(self.engine).__name__.removesuffix("Engine").lower()
+        return f"CheckpointCatalog({str(self.engine.place)!r}, {shown})"
 
     @classmethod
     def create(
@@ -113,6 +117,7 @@ class CheckpointCatalog:
         """
         from catalog.tables.spark import SparkEngine
 
+        actor = _actor(actor)
         engine = SparkEngine.create(spark, any_place(place), clock=clock, **options)
         return cls(engine, clock=clock, actor=actor)
 
@@ -179,6 +184,7 @@ class CheckpointCatalog:
                 raise
             raise SessionError("the native engine needs deltalake: pip install 'checkpoint-catalog[native]'") from error
 
+        actor = _actor(actor)
         make = NativeEngine.create if create else NativeEngine
         return cls(make(path_place(path), clock=clock, **options), clock=clock, actor=actor)
 
@@ -696,6 +702,11 @@ def _depth(value: Depth | str) -> Depth:
         return Depth(value)
     except ValueError as error:
         raise InvalidInputError(f"depth must be one of {', '.join(Depth)}, not {value!r}") from error
+
+
+def _actor(given: str | None) -> str:
+    """Return who is written down beside every change; refused before a catalog is created, if it is no name."""
+    return keys.text("" if given is None else given, "actor") or f"{_user()}@{socket.gethostname()}"
 
 
 def _user() -> str:

@@ -61,6 +61,9 @@ class Checkpointer:
         self._staging: dict[str, _Staging] = {}
         self._lock = threading.Lock()
 
+    def __repr__(self) -> str:
+        return f"Checkpointer({self._stream})"
+
     async def save_snapshot(self, id: str | UUID, operator: str, partition: int, data: Source) -> str:
         """Write a partition's complete state and return its SHA-256; it is loadable by its path at once.
 

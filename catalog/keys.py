@@ -56,20 +56,22 @@ def integer_key(value: object, what: str = "checkpoint_id", *, minimum: int = 1)
     return f"{u64(value, what, minimum=minimum):020d}"
 
 
-def uuid7(value: object, what: str = "checkpoint_id") -> str:
-    """Return the canonical text of a UUID version 7, else refuse it."""
+def uuid7(value: object, what: str = "checkpoint_id", kind: str = "a UUID version 7") -> str:
+    """Return the canonical text of a UUID version 7, else refuse it as not being of that kind."""
     found = str(value).lower() if isinstance(value, str | uuid.UUID) else ""
     if not _UUID7.fullmatch(found):
         shown = repr(value) if isinstance(value, str | uuid.UUID) else type(value).__name__
-        raise InvalidInputError(f"{what} must be a UUID version 7, not {shown}", what=what, value=value)
+        raise InvalidInputError(f"{what} must be {kind}, not {shown}", what=what, value=value)
     return found
 
 
 def any_key(value: object) -> str:
     """Return the key of an id of either kind: an integer, also as digits, or a UUIDv7."""
     if isinstance(value, str) and value.isascii() and value.isdecimal():
-        value = int(value)
-    return integer_key(value, minimum=0) if isinstance(value, int) else uuid7(value)
+        value = int(value.lstrip("0")[:40] or "0")  # of 40 it is far too large, and of thousands there is no int
+    if isinstance(value, int):
+        return integer_key(value, minimum=0)
+    return uuid7(value, kind="an integer or a UUID version 7")
 
 
 def checkpoint_id(key: str) -> int | str:

@@ -69,6 +69,9 @@ class CheckpointStore:
         """By key, attempt and totals of the state that was staged, if it is; the list is empty until a write ends."""
         self._lock = threading.Lock()
 
+    def __repr__(self) -> str:
+        return f"CheckpointStore({self._stream})"
+
     def with_vnode_count(self, vnode_count: int) -> "CheckpointStore":
         """Return a store that expects another vnode count."""
         return CheckpointStore(self._stream, max_retained=self._max_retained, vnode_count=vnode_count)

@@ -42,6 +42,7 @@ from catalog.testing.harness import Harness, Held
 Call = Callable[[], object]
 
 AT_ONCE = timedelta(0)
+A_TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
 EXTERNAL = {"join": OperatorCheckpoint(external=True, external_length=3)}
 
 
@@ -504,7 +505,7 @@ class CheckpointStoreSuite:
         assert store.list_ids() == [4, 5]
         assert store.load_by_id(1) is None
         assert "not found" in str(store.validate_checkpoint(1).issues[0])
-        with pytest.raises(TrashedError):
+        with pytest.raises(TrashedError, match=f"in the trash until {A_TIME}: restore"):
             store.save(manifest(1))
         store.restore(1)
         assert store.list_ids() == [1, 4, 5]
@@ -585,7 +586,7 @@ class CheckpointStoreSuite:
         store.cleanup_orphans(AT_ONCE)
         assert harness.artifact_rows(stream) == 0
         assert [row["change"] for row in harness.checkpoint_rows(stream)] == ["purged", "saved"]
-        with pytest.raises(PurgedError):
+        with pytest.raises(PurgedError, match=f"was purged at {A_TIME}: take the next id"):
             store.save(first)
         with pytest.raises(PurgedError):
             store.restore(1)
@@ -599,7 +600,7 @@ class CheckpointStoreSuite:
         assert store.cleanup_orphans(AT_ONCE) == 1
         assert store.cleanup_orphans(AT_ONCE) == 0
         assert (harness.artifact_rows(stream), store.load_state_data(1)) == (1, b"live")
-        with pytest.raises(AbandonedError):
+        with pytest.raises(AbandonedError, match=f"was given up at {A_TIME} before"):
             store.save(manifest(2))
         with pytest.raises(AbandonedError):
             store.save_state_data(2, b"again")
