@@ -4,7 +4,7 @@ import getpass
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,7 @@ from catalog.store import CheckpointStore
 from catalog.sweep import ORPHAN_GRACE
 from catalog.tables.compaction import CompactionReport
 from catalog.tables.names import TableName, any_place, name_place, path_place
-from catalog.tables.port import Engine, Equals, In, Merging, Table
+from catalog.tables.port import Condition, Engine, Equals, In, Merging, Table
 from catalog.tables.schema import CHECKPOINT_FACTS
 from catalog.verify import Depth, Progress, Sample, ValidationReport
 
@@ -85,7 +85,11 @@ class CheckpointCatalog:
         """
         self.engine = engine
         self._clock = clock
-        self._actor = actor or f"{_user()}@{socket.gethostname()}"
+        self._actor = _actor(actor)
+
+    def __repr__(self) -> str:
+        shown = f"as of {self.moment}" if self.moment else type(self.engine).__name__.removesuffix("Engine").lower()
+        return f"CheckpointCatalog({str(self.engine.place)!r}, {shown})"
 
     @classmethod
     def create(
@@ -113,6 +117,7 @@ class CheckpointCatalog:
         """
         from catalog.tables.spark import SparkEngine
 
+        actor = _actor(actor)
         engine = SparkEngine.create(spark, any_place(place), clock=clock, **options)
         return cls(engine, clock=clock, actor=actor)
 
@@ -179,6 +184,7 @@ class CheckpointCatalog:
                 raise
             raise SessionError("the native engine needs deltalake: pip install 'checkpoint-catalog[native]'") from error
 
+        actor = _actor(actor)
         make = NativeEngine.create if create else NativeEngine
         return cls(make(path_place(path), clock=clock, **options), clock=clock, actor=actor)
 
@@ -213,19 +219,32 @@ class CheckpointCatalog:
         Args:
             staged: also of those whose first save never came to an end, of which there are only bytes.
         """
+        return sorted(self._names([], staged=staged))
+
+    def _names(self, where: Sequence[Condition], *, staged: bool) -> set[str]:
         tables = (Table.CHECKPOINTS, Table.ARTIFACTS) if staged else (Table.CHECKPOINTS,)
-        found = {one for table in tables for one in self.engine.scan(table, [], ["stream"]).column("stream").unique()}
-        return sorted(keys.stream_label(stream.as_py()) for stream in found)
+        found = [self.engine.scan(table, where, ["stream"]).column("stream").unique() for table in tables]
+        return {keys.stream_label(stream) for some in found for stream in some.to_pylist()}
+
+    def _known(self, streams: Iterable[str] | None, aim: str, *, staged: bool = False) -> list[str]:
+        """Return the names of the streams that are meant, by default all; refuse one that is not there."""
+        if streams is None:
+            return self.streams(staged=staged)
+        wanted = _several(streams)
+        there = self._names([_of_streams(wanted)], staged=staged)
+        if missing := [name for name in wanted if name not in there]:
+            raise CheckpointNotFoundError(f"there is no stream {missing[0]!r} {aim}", stream=missing[0])
+        return wanted
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
-    def histories(self, streams: Sequence[str] | None = None) -> dict[str, dict[str, Checkpoint]]:
+    def histories(self, streams: Iterable[str] | None = None) -> dict[str, dict[str, Checkpoint]]:
         """Return what became of all checkpoints, by stream and key, from one read that takes no manifests along.
 
         Args:
             streams: which ones, by default all; one that has no row is left out.
         """
-        where = [] if streams is None else [In("stream", tuple(map(keys.stream_key, _several(streams))))]
+        where = [] if streams is None else [_of_streams(_several(streams))]
         found = defaultdict(list)
         for row in self.engine.scan(Table.CHECKPOINTS, where, CHECKPOINT_FACTS).to_pylist():
             found[keys.stream_label(row["stream"])].append(Revision(**row))
@@ -269,7 +288,7 @@ class CheckpointCatalog:
 
     def validate(
         self,
-        streams: Sequence[str] | None = None,
+        streams: Iterable[str] | None = None,
         *,
         depth: Depth | str = Depth.METADATA,
         sample: Sample | None = None,
@@ -298,7 +317,7 @@ class CheckpointCatalog:
 
     def run_drills(
         self,
-        streams: Sequence[str] | None = None,
+        streams: Iterable[str] | None = None,
         *,
         sample: Sample | None = None,
         scratch: str | os.PathLike[str] | None = None,
@@ -317,12 +336,9 @@ class CheckpointCatalog:
             dry_run: only say which ones would be restored.
             progress: is called with how far it has come, every now and then.
         """
-        histories = self.histories(streams)
-        if missing := sorted(set(streams or ()) - histories.keys()):
-            raise CheckpointNotFoundError(f"there is no stream {missing[0]!r} to drill", stream=missing[0])
         return drills.run(
             self.engine,
-            histories,
+            self.histories(None if streams is None else self._known(streams, "to drill")),
             sample=sample,
             scratch=None if scratch is None else Path(scratch).absolute(),
             dry_run=dry_run,
@@ -426,7 +442,7 @@ class CheckpointCatalog:
         """The moment that this catalog shows, None if it is the present."""
         return self.engine.moment if isinstance(self.engine, MomentEngine) else None
 
-    def copy_to(self, other: "CheckpointCatalog", streams: Sequence[str] | None = None) -> list[CopiedStream]:
+    def copy_to(self, other: "CheckpointCatalog", streams: Iterable[str] | None = None) -> list[CopiedStream]:
         """Copy streams, as they are now or were at this moment, into another catalog that does not have them.
 
         Args:
@@ -436,11 +452,7 @@ class CheckpointCatalog:
         Raises:
             CheckpointNotFoundError: there is no such stream.
         """
-        there = self.streams()
-        wanted = there if streams is None else _several(streams)
-        if missing := sorted(set(wanted) - set(there)):
-            raise CheckpointNotFoundError(f"there is no stream {missing[0]!r} to copy", stream=missing[0])
-        return [clone.copy_stream(self.stream(name), other.stream(name)) for name in wanted]
+        return [clone.copy_stream(self.stream(name), other.stream(name)) for name in self._known(streams, "to copy")]
 
     # -- in and out ------------------------------------------------------------------------------------------------
 
@@ -529,7 +541,7 @@ class CheckpointCatalog:
         self.close()
 
     def apply_retention(
-        self, policies: Sequence[Retention], streams: Sequence[str] | None = None, *, dry_run: bool = False
+        self, policies: Iterable[Retention], streams: Iterable[str] | None = None, *, dry_run: bool = False
     ) -> RetentionReport:
         """Put into the trash what no policy keeps, with a reason for every checkpoint; `restore` undoes it for a while.
 
@@ -538,10 +550,15 @@ class CheckpointCatalog:
                 alone. `catalog.read_policies` reads them from a TOML file.
             streams: which ones, by default all.
             dry_run: only say what would go.
+
+        Raises:
+            CheckpointNotFoundError: there is no such stream, not even one of which there are only bytes.
         """
+        policies = _policies(policies)
         planned: list[Planned] = []
         undo_until: dict[str, datetime] = {}
-        for name in self.streams() if streams is None else _several(streams):
+        # Of one that is named there may be only bytes: nothing of it goes here, and its clean-up comes next.
+        for name in self._known(streams, "to apply retention to", staged=streams is not None):
             if policy := prune.choose(policies, name):
                 some, until = prune.apply(self.stream(name), policy, dry_run=dry_run)
                 planned += some
@@ -550,7 +567,7 @@ class CheckpointCatalog:
 
     def fold_chains(
         self,
-        streams: Sequence[str] | None = None,
+        streams: Iterable[str] | None = None,
         *,
         folders: Mapping[str, Folder] = MappingProxyType({}),
         min_links: int = MIN_LINKS,
@@ -582,7 +599,7 @@ class CheckpointCatalog:
         )
 
     def clean_up(
-        self, streams: Sequence[str] | None = None, *, grace: timedelta = ORPHAN_GRACE, dry_run: bool = False
+        self, streams: Iterable[str] | None = None, *, grace: timedelta = ORPHAN_GRACE, dry_run: bool = False
     ) -> list[CleanUp]:
         """Delete for good what is past its undo window, and the bytes that nothing needs any more.
 
@@ -590,8 +607,11 @@ class CheckpointCatalog:
             streams: which ones, by default all.
             grace: what was staged less than this ago is left alone: its save may be in progress.
             dry_run: only say what would go.
+
+        Raises:
+            CheckpointNotFoundError: there is no such stream, not even one of which there are only bytes.
         """
-        wanted = self.streams(staged=True) if streams is None else _several(streams)
+        wanted = self._known(streams, "to clean up", staged=True)
         return [prune.clean_up(self.stream(name), grace, dry_run=dry_run) for name in wanted]
 
     def compact(
@@ -651,11 +671,23 @@ def _offset(value: tuple[str, int] | tuple[str, str, int]) -> tuple[str, str | N
     raise InvalidInputError(f"at_offset must be (source, offset) or (source, position, offset), not {value!r}")
 
 
-def _several(streams: Sequence[str]) -> Sequence[str]:
-    """Refuse one name where several are meant: its letters would be taken for names."""
+def _several(streams: Iterable[str]) -> list[str]:
+    """Return names, each one once; refuse one where several are meant: its letters would be taken for names."""
     if isinstance(streams, str):
         raise InvalidInputError(f"streams must be a list of names: pass [{streams!r}]")
-    return streams
+    return list(dict.fromkeys(keys.text(one, "stream name") for one in streams))
+
+
+def _of_streams(names: Iterable[str]) -> Condition:
+    return In("stream", tuple(map(keys.stream_key, names)))
+
+
+def _policies(policies: Iterable[Retention]) -> list[Retention]:
+    """Return policies as a list, which can be gone through for every stream; refuse what is none."""
+    found: Any = list(policies) if isinstance(policies, Iterable) else policies
+    if found is policies or not all(isinstance(one, Retention) for one in found):
+        raise InvalidInputError(f"policies must be a list of Retention, as [Retention((Last(3),))] is, not {found!r}")
+    return list(found)
 
 
 def _layout(value: Layout | str | None) -> Layout | None:
@@ -670,6 +702,11 @@ def _depth(value: Depth | str) -> Depth:
         return Depth(value)
     except ValueError as error:
         raise InvalidInputError(f"depth must be one of {', '.join(Depth)}, not {value!r}") from error
+
+
+def _actor(given: str | None) -> str:
+    """Return who is written down beside every change; refused before a catalog is created, if it is no name."""
+    return keys.text("" if given is None else given, "actor") or f"{_user()}@{socket.gethostname()}"
 
 
 def _user() -> str:

@@ -45,7 +45,7 @@ class _Staging:
     begun: set[str] = field(default_factory=set)
     """Paths under the attempt, written or being written: a second write of one goes under a new attempt."""
     stored: dict[str, tuple[str, Stored]] = field(default_factory=dict)
-    """Attempt and totals by path of what is written, the last write of a path."""
+    """Attempt and totals by path of what is written, of a path's writes the one that began last."""
 
 
 class Checkpointer:
@@ -61,8 +61,14 @@ class Checkpointer:
         self._staging: dict[str, _Staging] = {}
         self._lock = threading.Lock()
 
+    def __repr__(self) -> str:
+        return f"Checkpointer({self._stream})"
+
     async def save_snapshot(self, id: str | UUID, operator: str, partition: int, data: Source) -> str:
         """Write a partition's complete state and return its SHA-256; it is loadable by its path at once.
+
+        Of several writes of one artifact the one that began last counts, also if an earlier one, perhaps cancelled
+        by its caller, comes to its end after it.
 
         Raises:
             CheckpointExistsError: the id has a manifest already.
@@ -145,7 +151,6 @@ class Checkpointer:
         if keys.u64(partition, "partition") > 2**32 - 1:
             raise InvalidInputError(f"partition must be at most {2**32 - 1}, not {partition}")
         cutting.check_source(data)
-        self._stream.check_open(key)
         path = artifact_path(key, operator, partition, delta=delta)
         with self._lock:
             staging = self._staging.setdefault(key, _Staging())
@@ -153,11 +158,14 @@ class Checkpointer:
                 staging.attempt, staging.begun = keys.new_uuid7(), set()
             staging.begun.add(path)
             attempt = staging.attempt
+        self._stream.check_open(key)
         kind = "delta" if delta else "snapshot"
         how = Writing(base=self._stream.base)
         stored = self._stream.stage(key, attempt, path, kind, data, how, operator=operator, partition=partition)
         with self._lock:
-            staging.stored[path] = (attempt, stored)
+            # The write that began last counts, whichever ends last; attempts rise.
+            if path not in staging.stored or staging.stored[path][0] < attempt:
+                staging.stored[path] = (attempt, stored)
         return stored.sha256
 
     def _save_manifest(self, manifest: CheckpointManifestV2) -> None:
@@ -169,20 +177,22 @@ class Checkpointer:
             raise InvalidInputError(f"checkpoint {key} has deltas without a snapshot: it needs a parent_id")
         with self._lock:
             staging = self._staging.get(key, _Staging())
-            attempt, staged = staging.attempt, dict(staging.stored)
+            attempt, begun, staged = staging.attempt, set(staging.begun), dict(staging.stored)
         _check_entries(manifest, {path: stored for path, (_, stored) in staged.items()})
         listed = {entry.path: entry.sha256 for _, entry in manifest.entries()}
-        own = {path: stored for path, (under, stored) in staged.items() if under == attempt and path in listed}
-        others = {path: staged[path][1].sha256 if path in staged else sha for path, sha in listed.items()}
-        missing = {path: sha for path, sha in others.items() if path not in own}
-        adopted = self._stream.adopt(key, attempt, missing, partial(_check_entries, manifest)) if missing else {}
-        lost = sorted(set(missing) - set(adopted))
+        found = {path: stored for path, (under, stored) in staged.items() if under == attempt and path in listed}
+        if listed.keys() - found.keys():
+            if listed.keys() & begun - found.keys():
+                attempt = keys.new_uuid7()  # bytes of a write that has not come to its end may still come under it
+            wanted = {path: staged[path][1].sha256 if path in staged else sha for path, sha in listed.items()}
+            attempt, found = self._stream.adopt(key, attempt, wanted, partial(_check_entries, manifest))
+        lost = sorted(listed.keys() - found.keys())
         draft = Draft(
             key=key,
             format=manifest.FORMAT,
             attempt=attempt,
             manifest=manifest.canonical(),
-            artifacts={**own, **adopted},
+            artifacts=found,
             prepared=True,
             parent=manifest.parent_id if manifest.stands_on_parent else None,
             facts={**manifest_columns(manifest), "details": json.dumps({"missing": lost}) if lost else None},

@@ -1,4 +1,4 @@
-"""Names and ids at the boundary, and the keys under which they are stored.
+"""Names, ids and times at the boundary, and the keys under which ids are stored.
 
 A checkpoint_key is an id as text that sorts by age: a u64 padded to 20 digits, or a UUIDv7. A stream holds one
 kind only, because the two do not sort by age among each other.
@@ -9,6 +9,7 @@ import re
 import threading
 import time
 import uuid
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from catalog.errors import InvalidInputError
@@ -55,20 +56,22 @@ def integer_key(value: object, what: str = "checkpoint_id", *, minimum: int = 1)
     return f"{u64(value, what, minimum=minimum):020d}"
 
 
-def uuid7(value: object, what: str = "checkpoint_id") -> str:
-    """Return the canonical text of a UUID version 7, else refuse it."""
+def uuid7(value: object, what: str = "checkpoint_id", kind: str = "a UUID version 7") -> str:
+    """Return the canonical text of a UUID version 7, else refuse it as not being of that kind."""
     found = str(value).lower() if isinstance(value, str | uuid.UUID) else ""
     if not _UUID7.fullmatch(found):
         shown = repr(value) if isinstance(value, str | uuid.UUID) else type(value).__name__
-        raise InvalidInputError(f"{what} must be a UUID version 7, not {shown}", what=what, value=value)
+        raise InvalidInputError(f"{what} must be {kind}, not {shown}", what=what, value=value)
     return found
 
 
 def any_key(value: object) -> str:
     """Return the key of an id of either kind: an integer, also as digits, or a UUIDv7."""
     if isinstance(value, str) and value.isascii() and value.isdecimal():
-        value = int(value)
-    return integer_key(value, minimum=0) if isinstance(value, int) else uuid7(value)
+        value = int(value.lstrip("0")[:40] or "0")  # of 40 it is far too large, and of thousands there is no int
+    if isinstance(value, int):
+        return integer_key(value, minimum=0)
+    return uuid7(value, kind="an integer or a UUID version 7")
 
 
 def checkpoint_id(key: str) -> int | str:
@@ -107,6 +110,22 @@ def stream_label(stream: str) -> str:
 def shown(stream: str) -> str:
     """Return a stream's name as people see it; the empty one as two quotes."""
     return stream or "''"
+
+
+def utc(value: object, what: str) -> datetime:
+    """Return a time in UTC if it has a time zone and UTC can hold it, else refuse it."""
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        raise InvalidInputError(f"{what} must be a datetime with a time zone, not {value!r}", what=what, value=value)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError as error:
+        problem = f"{what} must be in the years 1 to 9999 of UTC, not {value}"
+        raise InvalidInputError(problem, what=what, value=value) from error
+
+
+def time_text(at: datetime) -> str:
+    """Return a time as messages tell it."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def now_ms() -> int:

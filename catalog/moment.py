@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from catalog import keys
 from catalog.errors import CorruptError, InvalidInputError, OutOfReachError, ReadOnlyError
 from catalog.tables.port import Condition, Engine, Table, Version
 
@@ -48,9 +49,7 @@ def find(engine: Engine, version: int | None, timestamp: datetime | None, now: d
         if found is None or not _readable(engine, found):
             raise OutOfReachError(f"version {version} cannot be read; {_reach(engine, known)}", version=version)
         return Moment(found.at, version)
-    assert timestamp is not None
-    if not isinstance(timestamp, datetime) or timestamp.utcoffset() is None:
-        raise InvalidInputError(f"a timestamp is a datetime with a time zone, not {timestamp!r}")
+    timestamp = keys.utc(timestamp, "timestamp")
     if timestamp > max(now, known[-1].at):
         raise OutOfReachError(f"{timestamp} has not come yet; {_reach(engine, known)}", timestamp=timestamp)
     newest = max((one for one in known if one.at <= timestamp), key=lambda one: one.number, default=None)
@@ -75,7 +74,7 @@ def _reach(engine: Engine, known: Sequence[Version]) -> str:
     first = bisect_left(known, True, key=partial(_readable, engine))
     if first == len(known):
         return "none is reachable"
-    ends = " to ".join(f"{one.number} ({one.at:%Y-%m-%d %H:%M:%S} UTC)" for one in (known[first], known[-1]))
+    ends = " to ".join(f"{one.number} ({keys.time_text(one.at)})" for one in (known[first], known[-1]))
     return f"reachable are versions {ends}"
 
 

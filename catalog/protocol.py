@@ -153,17 +153,18 @@ class Stream(StreamReader):
         attempt: str,
         wanted: Mapping[str, str | None],
         check: Callable[[dict[str, Stored]], None] = lambda _: None,
-    ) -> dict[str, Stored]:
+    ) -> tuple[str, dict[str, Stored]]:
         """Make artifacts that another writer staged for this id part of an attempt, without moving their bytes.
 
         Args:
             key: the checkpoint.
             attempt: the attempt that adopts.
-            wanted: the SHA-256 by path, None where any will do: then what a saved checkpoint names, else the newest.
+            wanted: the SHA-256 by path, None where any will do: then what the attempt has itself, else what a saved
+                checkpoint names, else the newest.
             check: refuses what was found, before anything is written.
 
         Returns:
-            What was found.
+            The attempt that has all of it, a new one where this one has other bytes under a path; and what was found.
         """
         rows = artifacts.facts(self.engine, self.stream, [Equals("checkpoint_key", key), In("path", tuple(wanted))])
         saved = self.find(key, manifest=False)
@@ -171,18 +172,25 @@ class Stream(StreamReader):
         by_attempt = defaultdict(list)
         for row in rows:
             by_attempt[row["path"], row["attempt"]].append(row)
-        chosen: dict[str, list[dict[str, Any]]] = {}
-        for path, under in sorted(by_attempt, key=lambda one: (one[1] == named, by_attempt[one][0]["staged_at"], one)):
-            chunks = by_attempt[path, under]
-            stored = totals(chunks).get(path)
+
+        def preference(one: tuple[str, str]) -> tuple[bool, bool, datetime, str]:
+            return one[1] == attempt, one[1] == named, by_attempt[one][0]["staged_at"], one[1]
+
+        chosen: dict[str, str] = {}
+        for path, under in sorted(by_attempt, key=preference):
+            stored = totals(by_attempt[path, under]).get(path)
             if stored and wanted[path] in (None, stored.sha256):
-                chosen[path] = chunks
-        now = self.clock()
-        linked = [row for chunks in chosen.values() for row in links(chunks, attempt, staged_at=now)]
-        check(totals(linked))
+                chosen[path] = under
+        if any(under != attempt and (path, attempt) in by_attempt for path, under in chosen.items()):
+            attempt = keys.new_uuid7()  # one path of one attempt never has two contents
+        own = [row for path, under in chosen.items() if under == attempt for row in by_attempt[path, under]]
+        others = [row for path, under in chosen.items() if under != attempt for row in by_attempt[path, under]]
+        linked = links(others, attempt, staged_at=self.clock())
+        found = totals([*own, *linked])
+        check(found)
         if linked:
             self.engine.append(Table.ARTIFACTS, [arrow(Table.ARTIFACTS, linked)])
-        return totals(linked)
+        return attempt, found
 
     # -- coming ----------------------------------------------------------------------------------------------------
 
@@ -364,8 +372,10 @@ class Stream(StreamReader):
     def pin(self, key: str, reason: str, until: datetime | None = None) -> None:
         """Protect a checkpoint from being trashed."""
         keys.text(reason, "reason")
-        if until is not None and (not isinstance(until, datetime) or until.utcoffset() is None):
-            raise InvalidInputError(f"until must be a datetime with a time zone, not {until!r}")
+        if until is not None:
+            until = keys.utc(until, "until")
+            if until <= self.clock():
+                raise InvalidInputError(f"a pin must end in the future, not at {keys.time_text(until)}")
         self.change(key, lambda _: {"change": Change.PINNED, "reason": reason, "until": until})
 
     def unpin(self, key: str) -> None:

@@ -68,6 +68,9 @@ class StreamReader:
         self._attempts: dict[str, str] = {}
         """By key, and by path for what was folded."""
 
+    def __str__(self) -> str:
+        return f"{self.label!r} at {self.engine.place}"
+
     def history(self, only: Sequence[str] | None = None, *, manifests: bool = False) -> dict[str, Checkpoint]:
         """Return the stream's checkpoints, or those of some keys, by key, oldest first."""
         columns = (*CHECKPOINT_FACTS, "manifest") if manifests else CHECKPOINT_FACTS
@@ -283,13 +286,12 @@ class StreamReader:
         name = f"checkpoint {checkpoint.id} of stream {self.label!r}"
         facts = {"stream": self.label, "key": checkpoint.key, "at": checkpoint.head.at}
         if checkpoint.status is Status.TRASHED:
-            until = checkpoint.undo_until
-            return TrashedError(f"{name} is in the trash until {until}: restore it, or take the next id", **facts)
+            until = f" until {keys.time_text(checkpoint.undo_until)}" if checkpoint.undo_until else ""
+            return TrashedError(f"{name} is in the trash{until}: restore it, or take the next id", **facts)
+        at = keys.time_text(checkpoint.head.at)
         if checkpoint.status is Status.PURGED:
-            return PurgedError(f"{name} was purged at {checkpoint.head.at}: take the next id", **facts)
-        return AbandonedError(
-            f"{name} was given up at {checkpoint.head.at} before it was saved: take the next id", **facts
-        )
+            return PurgedError(f"{name} was purged at {at}: take the next id", **facts)
+        return AbandonedError(f"{name} was given up at {at} before it was saved: take the next id", **facts)
 
     def _refuse_other_format(self, there: set[str]) -> None:
         """Refuse a stream that holds what the caller does not expect; marks of unsaved ids have no format."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from catalog import keys
 from catalog.errors import InvalidInputError
 from catalog.lifecycle import Checkpoint, History
 from catalog.manifest import Positions
@@ -101,8 +102,7 @@ def at_or_before_event_count(event_count: int) -> Requirement:
 
 def at_or_before_time(moment: datetime) -> Requirement:
     """Require that it was made at this moment or before, by its producer's clock, else by when it was saved."""
-    if not isinstance(moment, datetime) or moment.utcoffset() is None:
-        raise InvalidInputError(f"a moment must be a datetime with a time zone, not {moment!r}")
+    moment = keys.utc(moment, "at_time")
 
     def made_at(checkpoint: Checkpoint) -> datetime | None:
         told = checkpoint.content.created_at if checkpoint.content else None

@@ -30,7 +30,8 @@ class CheckpointId:
     """Which checkpoint of which stream.
 
     Raises:
-        InvalidInputError: the stream id is no name, the sequence no u64, or the time has no time zone.
+        InvalidInputError: the stream id is no name, the sequence no u64, or the time has no time zone or is beyond
+            what UTC can hold.
     """
 
     stream_id: str
@@ -42,9 +43,7 @@ class CheckpointId:
     def __post_init__(self) -> None:
         _name(self.stream_id, "stream id")
         keys.u64(self.sequence, "sequence")
-        if not isinstance(self.created_at, datetime) or self.created_at.utcoffset() is None:
-            raise InvalidInputError("created_at must be a datetime with a time zone", what="created_at")
-        object.__setattr__(self, "created_at", self.created_at.astimezone(UTC))
+        object.__setattr__(self, "created_at", keys.utc(self.created_at, "created_at"))
 
 
 @dataclass(slots=True)

@@ -65,8 +65,12 @@ class CheckpointStore:
         self._vnode_count = keys.u64(vnode_count, "vnode_count")
         if vnode_count > 2**16 - 1:
             raise InvalidInputError(f"vnode_count must be at most 65535, not {vnode_count}")
-        self._staged: dict[str, tuple[str, Stored]] = {}
+        self._staged: dict[str, list[tuple[str, Stored]]] = {}
+        """By key, attempt and totals of the state that was staged, if it is; the list is empty until a write ends."""
         self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"CheckpointStore({self._stream})"
 
     def with_vnode_count(self, vnode_count: int) -> "CheckpointStore":
         """Return a store that expects another vnode count."""
@@ -96,8 +100,7 @@ class CheckpointStore:
             InvalidInputError: the manifest is not one, or the stream holds another kind.
         """
         manifest, key = self._checked(manifest)
-        with self._lock:
-            attempt, stored = self._staged.get(key, (keys.new_uuid7(), None))
+        attempt, stored = self._own(key) or (keys.new_uuid7(), None)
         if manifest.artifact_handles() or (stored is None and manifest.expects_state):
             self._save_adopting(manifest, key, attempt)
             return
@@ -234,14 +237,20 @@ class CheckpointStore:
         self._stream.abandon(key, factory.attempt, reason)
 
     def save_state_data(self, checkpoint_id: int, state: Source) -> None:
-        """Stage state for an id: durable and loadable at once, part of a checkpoint when its manifest is saved."""
+        """Stage state for an id: durable and loadable at once, part of a checkpoint when its manifest is saved.
+
+        Of several writes for one id the one that began last counts, also if an earlier one, perhaps given up by its
+        caller, comes to its end after it.
+        """
         key = keys.integer_key(checkpoint_id)
         check_source(state)
-        self._stream.check_open(key)
         attempt = keys.new_uuid7()
+        with self._lock:
+            staged = self._staged.setdefault(key, [])  # a write that ends after the save finds it taken away
+        self._stream.check_open(key)
         stored = self._stream.stage(key, attempt, STATE_PATH, "state", state)
         with self._lock:
-            self._staged[key] = (attempt, stored)
+            staged[:] = [max([*staged, (attempt, stored)], key=lambda one: one[0])]  # attempts rise
 
     def update_manifest(self, manifest: CheckpointManifest) -> None:
         """Change a saved manifest, for sink status transitions; latest does not move.
@@ -404,7 +413,7 @@ class CheckpointStore:
         wanted: dict[str, str | None] = {path: one.sha256 for path, (_, _, one) in manifest.artifact_handles().items()}
         if manifest.expects_state or not wanted:
             wanted[STATE_PATH] = manifest.state_checksum if not manifest.inline_hash() else None
-        found = self._stream.adopt(key, attempt, wanted)
+        attempt, found = self._stream.adopt(key, attempt, wanted)
         if lost := sorted(wanted.keys() - found.keys() - {STATE_PATH}):
             raise InvalidInputError(
                 f"checkpoint {manifest.checkpoint_id}: the state of handle {lost[0]!r} was not staged for it: use "
@@ -445,9 +454,14 @@ class CheckpointStore:
     def _keep(self, keep_count: int, allow_empty: bool) -> Planner:
         return lambda history, now: retention.keep_newest(history, keep_count, now, allow_empty=allow_empty)
 
-    def _own_attempt(self, key: str) -> str | None:
+    def _own(self, key: str) -> tuple[str, Stored] | None:
+        """Return attempt and totals of the state that this store has staged for an id."""
         with self._lock:
-            return self._staged[key][0] if key in self._staged else None
+            return next(iter(self._staged.get(key, ())), None)
+
+    def _own_attempt(self, key: str) -> str | None:
+        own = self._own(key)
+        return own[0] if own else None
 
     def _parse(self, checkpoint: Checkpoint) -> CheckpointManifest:
         return parse_stored(CheckpointManifest, checkpoint, self._stream.label)

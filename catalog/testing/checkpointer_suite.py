@@ -33,7 +33,7 @@ from catalog.keys import U64_MAX, new_uuid7
 from catalog.manifest import CheckpointManifest, CheckpointManifestV2, artifact_path
 from catalog.protocol import PRUNE_UNDO
 from catalog.retention import PURGE_MARGIN
-from catalog.testing.harness import Harness
+from catalog.testing.harness import Harness, Held
 
 P = ParamSpec("P")
 Call = Callable[[], Coroutine[Any, Any, object]]
@@ -304,6 +304,45 @@ class CheckpointerSuite:
             await checkpointer.save_manifest(manifest_of(id, again, beside, hashed=False))
         await checkpointer.cleanup_orphans(NO_GRACE)
         assert await load(checkpointer, id, again, beside) == [b"again", b"beside"]
+
+    @in_a_loop
+    async def test_of_two_writes_of_an_artifact_the_one_that_began_last_counts_whichever_ends_last(
+        self, harness: Harness, stream: str
+    ) -> None:
+        for ends_before_the_save in (True, False):
+            checkpointer, id = harness.catalog.checkpointer(stream), new_uuid7()
+            older, newer = Held(b"older"), Part("op", 0, b"newer")
+            given_up = asyncio.create_task(checkpointer.save_snapshot(id, "op", 0, older))
+            await asyncio.to_thread(older.wait_until_begun)
+            await newer.write(checkpointer, id)
+            if ends_before_the_save:
+                older.go_on()
+                await given_up
+            assert await load(checkpointer, id, newer) == [b"newer"]
+            manifest = manifest_of(id, newer, hashed=False)
+            await checkpointer.save_manifest(manifest)
+            older.go_on()
+            await given_up
+            await checkpointer.save_manifest(manifest)
+            await checkpointer.update_latest(id)
+            assert await load(checkpointer, id, newer) == [b"newer"]
+        assert harness.catalog.validate([stream], depth="hashes").results == ()
+
+    @in_a_loop
+    async def test_a_write_given_up_does_not_come_into_a_checkpoint_that_another_process_wrote(
+        self, harness: Harness, stream: str
+    ) -> None:
+        checkpointer, id = harness.catalog.checkpointer(stream), new_uuid7()
+        theirs, older = Part("op", 0, b"theirs"), Held(b"older.")
+        given_up = asyncio.create_task(checkpointer.save_snapshot(id, "op", 0, older))
+        await asyncio.to_thread(older.wait_until_begun)
+        await theirs.write(harness.catalog.checkpointer(stream), id)
+        await checkpointer.save_manifest(manifest_of(id, theirs))
+        older.go_on()
+        await given_up
+        assert await checkpointer.cleanup_orphans(NO_GRACE) == 1, "what was given up is part of no checkpoint"
+        assert await load(checkpointer, id, theirs) == [b"theirs"]
+        assert harness.catalog.validate([stream], depth="hashes").results == ()
 
     @in_a_loop
     async def test_what_another_process_wrote_becomes_part_of_the_checkpoint_saved_here(

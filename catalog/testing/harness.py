@@ -1,6 +1,8 @@
 """What a conformance suite needs besides the catalog: a clock to move, and hands that bypass the code under test."""
 
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,6 +26,31 @@ class FakeClock:
         if by < timedelta(0):
             raise ValueError(f"time does not go back: {by}")
         self._now += by
+
+
+class Held:
+    """State in pieces, which does not come to its end before it is told to go on: what a slow write reads."""
+
+    _PATIENCE_S = 60
+    """After so long the test is wrong, and must fail instead of hanging."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._begun, self._may_go_on = threading.Event(), threading.Event()
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._begun.set()
+        yield self._data[:1]
+        assert self._may_go_on.wait(self._PATIENCE_S)
+        yield self._data[1:]
+
+    def wait_until_begun(self) -> None:
+        """Wait until somebody reads it."""
+        assert self._begun.wait(self._PATIENCE_S)
+
+    def go_on(self) -> None:
+        """Let whoever reads it come to the end."""
+        self._may_go_on.set()
 
 
 class Harness(ABC):

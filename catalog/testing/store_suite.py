@@ -14,7 +14,7 @@ import hashlib
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,17 @@ from catalog.errors import (
     PurgedError,
     TrashedError,
 )
+from catalog.handles import CheckpointedStateScope
 from catalog.manifest import CheckpointManifest, CheckpointManifestV2, ConnectorCheckpoint, OperatorCheckpoint
 from catalog.protocol import Draft, Stream
 from catalog.retention import Plan, Planner
 from catalog.store import CheckpointStore
-from catalog.testing.harness import Harness
+from catalog.testing.harness import Harness, Held
 
 Call = Callable[[], object]
 
 AT_ONCE = timedelta(0)
+A_TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
 EXTERNAL = {"join": OperatorCheckpoint(external=True, external_length=3)}
 
 
@@ -190,6 +192,57 @@ class CheckpointStoreSuite:
         store.save(manifest(1, state_checksum=sha256(b"meant")))
         assert store.load_state_data(1) == b"meant"
         assert store.validate_checkpoint(1).valid
+
+    @pytest.mark.parametrize("ends", ["before the save", "after it"])
+    def test_of_two_writes_of_a_state_the_one_that_began_last_counts_whichever_ends_last(
+        self, harness: Harness, store: CheckpointStore, stream: str, ends: str
+    ) -> None:
+        saved, older = manifest(1), Held(b"older")
+        with ThreadPoolExecutor(1) as pool:
+            given_up = pool.submit(store.save_state_data, 1, older)
+            older.wait_until_begun()
+            store.save_state_data(1, b"newer")
+            if ends == "before the save":
+                older.go_on()
+                given_up.result()
+            store.save(saved)
+            older.go_on()
+            given_up.result()
+        store.save(saved)
+        assert store.load_state_data(1) == harness.catalog.store(stream).load_state_data(1) == b"newer"
+        assert store.validate_checkpoint(1).issues == ()
+
+    def test_a_write_that_fails_leaves_the_one_before_it(self, store: CheckpointStore) -> None:
+        def failing() -> Iterator[bytes]:
+            yield b"newer"
+            raise OSError("no state")
+
+        store.save_state_data(1, b"older")
+        with pytest.raises(OSError, match="no state"):
+            store.save_state_data(1, failing())
+        store.save(manifest(1))
+        assert store.load_state_data(1) == b"older"
+
+    def test_beside_handles_the_state_staged_here_is_meant_and_a_checksum_chooses_another(
+        self, harness: Harness, store: CheckpointStore, stream: str
+    ) -> None:
+        for checkpoint_id, checksum in ((1, None), (2, sha256(b"theirs"))):
+            factory = store.stream_factory(checkpoint_id, threshold=0)
+            with factory.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE) as output:
+                output.write(b"of a handle")
+                handle = output.close_and_get_handle()
+            assert handle is not None
+            store.save_state_data(checkpoint_id, b"ours")
+            harness.clock.advance(timedelta(seconds=1))
+            harness.catalog.store(stream).save_state_data(checkpoint_id, b"theirs")
+            named = {"op": {"state": handle}}
+            store.save(
+                manifest(checkpoint_id, operator_handles=named, operator_states=EXTERNAL, state_checksum=checksum)
+            )
+            with store.open_handle(handle, of=checkpoint_id) as opened:
+                assert opened.read() == b"of a handle"
+            assert store.validate_checkpoint(checkpoint_id).issues == ()
+        assert [store.load_state_data(1), store.load_state_data(2)] == [b"ours", b"theirs"]
 
     # -- the fence -------------------------------------------------------------------------------------------------
 
@@ -452,7 +505,7 @@ class CheckpointStoreSuite:
         assert store.list_ids() == [4, 5]
         assert store.load_by_id(1) is None
         assert "not found" in str(store.validate_checkpoint(1).issues[0])
-        with pytest.raises(TrashedError):
+        with pytest.raises(TrashedError, match=f"in the trash until {A_TIME}: restore"):
             store.save(manifest(1))
         store.restore(1)
         assert store.list_ids() == [1, 4, 5]
@@ -533,7 +586,7 @@ class CheckpointStoreSuite:
         store.cleanup_orphans(AT_ONCE)
         assert harness.artifact_rows(stream) == 0
         assert [row["change"] for row in harness.checkpoint_rows(stream)] == ["purged", "saved"]
-        with pytest.raises(PurgedError):
+        with pytest.raises(PurgedError, match=f"was purged at {A_TIME}: take the next id"):
             store.save(first)
         with pytest.raises(PurgedError):
             store.restore(1)
@@ -547,7 +600,7 @@ class CheckpointStoreSuite:
         assert store.cleanup_orphans(AT_ONCE) == 1
         assert store.cleanup_orphans(AT_ONCE) == 0
         assert (harness.artifact_rows(stream), store.load_state_data(1)) == (1, b"live")
-        with pytest.raises(AbandonedError):
+        with pytest.raises(AbandonedError, match=f"was given up at {A_TIME} before"):
             store.save(manifest(2))
         with pytest.raises(AbandonedError):
             store.save_state_data(2, b"again")
@@ -651,7 +704,9 @@ class CheckpointStoreSuite:
         store.save(manifest(2))
         before = harness.checkpoint_rows(stream)
         calls: list[Call] = [later(store.pin, 1, bad) for bad in (5, "\ud800")]
-        calls += [later(store.pin, 1, "audit", bad) for bad in ("tomorrow", datetime(2999, 1, 1))]
+        beyond_utc = datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))
+        for until in ("tomorrow", datetime(2999, 1, 1), beyond_utc, harness.clock()):
+            calls.append(later(store.pin, 1, "audit", until))
         calls += [later(store.prune, 1, undo_for=bad) for bad in (5, timedelta(-1), timedelta.max)]
         assert _not_refused(calls) == []
         assert harness.checkpoint_rows(stream) == before

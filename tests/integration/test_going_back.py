@@ -5,7 +5,8 @@ import contextlib
 import json
 import os
 import threading
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,11 @@ from catalog import (
     CheckpointState,
     CorruptError,
     InvalidInputError,
+    Last,
     OutOfReachError,
     PurgedError,
     ReadOnlyError,
+    Retention,
     artifact_path,
     keys,
     new_uuid7,
@@ -154,8 +157,36 @@ def test_one_name_is_not_taken_for_several_and_an_unknown_stream_is_not_copied(c
     with pytest.raises(CheckpointNotFoundError, match="no stream 'orders' to copy"):
         catalog.copy_to(copy, ["s", "orders"])
     assert copy.streams() == []
-    with pytest.raises(CheckpointNotFoundError, match="no stream 'orders' to validate"):
-        catalog.validate(["s", "orders"])
+    for call, aim in (
+        (catalog.validate, "to validate"),
+        (catalog.run_drills, "to drill"),
+        (catalog.fold_chains, "to fold"),
+        (partial(catalog.apply_retention, [Retention((Last(0),), allow_empty=True)]), "to apply retention to"),
+        (partial(catalog.clean_up, grace=timedelta(0)), "to clean up"),
+    ):
+        with pytest.raises(CheckpointNotFoundError, match=f"no stream 'orders' {aim}"):
+            call(name for name in ("s", "orders"))
+    assert catalog.store("s").list_ids() == [1]
+
+
+def test_a_stream_that_has_only_bytes_is_there_to_be_cleaned_up(catalog):
+    catalog.store("staged").save_state_data(1, b"state")
+    assert catalog.apply_retention([Retention((Last(1),))], ["staged"]).planned == ()
+    (cleaned,) = catalog.clean_up(["staged"], grace=timedelta(0))
+    assert cleaned.swept.orphans == 1
+
+
+def test_names_that_come_one_by_one_or_twice_mean_each_stream_once(catalog, tmp_path):
+    for stream in ("a", "b"):
+        save_v1(catalog, stream, count=1)
+    copy = CheckpointCatalog.native(tmp_path / "copy", create=True)
+    wanted = ["b", "a", "b"]
+    assert [one.stream for one in catalog.copy_to(copy, (name for name in wanted))] == ["b", "a"]
+    assert copy.streams() == ["a", "b"]
+    assert len(catalog.run_drills(name for name in wanted).drills) == 2
+    assert [one.stream for one in catalog.clean_up(name for name in wanted)] == ["b", "a"]
+    with pytest.raises(InvalidInputError, match="stream name must be text"):
+        catalog.clean_up([5])
 
 
 @pytest.mark.parametrize(
@@ -287,6 +318,15 @@ def test_a_timestamp_means_the_newest_version_at_or_before_it(tmp_path):
     assert past.store("s").list_ids() == [1]
 
 
+def test_the_moment_of_a_local_time_is_told_in_utc(catalog):
+    save_v1(catalog, count=1)
+    now = catalog.engine.versions()[-1].at
+    past = catalog.as_of(timestamp=now.astimezone(timezone(timedelta(hours=-5))))
+    assert f"{now:%Y-%m-%d %H:%M:%S.%f} UTC" in str(past.moment)
+    chosen = catalog.recover("s", at_time=now.astimezone(timezone(timedelta(hours=-5))))
+    assert f"time at most {now}" in chosen.explain()
+
+
 def test_a_moment_outside_the_window_says_what_is_reachable(catalog):
     save_v1(catalog, count=1)
     with pytest.raises(OutOfReachError, match=r"version 99 cannot be read; reachable are versions 0 \(.* UTC\) to 1 "):
@@ -300,6 +340,7 @@ def test_a_moment_outside_the_window_says_what_is_reachable(catalog):
         {"version": 1, "timestamp": datetime.now(UTC)},
         {"version": "1"},
         {"timestamp": datetime(2026, 1, 1)},
+        {"timestamp": datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))},
     ):
         with pytest.raises(InvalidInputError):
             catalog.as_of(**wrong)

@@ -87,6 +87,21 @@ def test_options_that_make_no_sense_are_refused(tmp_path, options):
         CheckpointCatalog.native(tmp_path / "catalog", **options)
 
 
+@pytest.mark.parametrize("actor", [5, "\ud800", "x" * 513], ids=ascii)
+def test_an_actor_that_is_no_name_is_refused_before_anything_is_written(tmp_path, actor):
+    with pytest.raises(InvalidInputError, match="actor"):
+        CheckpointCatalog.native(tmp_path / "new", create=True, actor=actor)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_catalog_and_its_stores_tell_where_they_are(tmp_path):
+    catalog = CheckpointCatalog.native(tmp_path, create=True)
+    assert repr(catalog) == f"CheckpointCatalog('{tmp_path}', native)"
+    assert repr(catalog.store("it's")) == f'CheckpointStore("it\'s" at {tmp_path})'
+    assert repr(catalog.checkpointer("")) == f"Checkpointer('' at {tmp_path})"
+    assert repr(catalog.as_of(version=0)).startswith(f"CheckpointCatalog('{tmp_path}', as of version 0, of 2")
+
+
 def test_a_create_again_opens_what_is_there(tmp_path):
     save(new_catalog(tmp_path).store("s"))
     assert new_catalog(tmp_path).store("s").list_ids() == [1]

@@ -136,6 +136,16 @@ def test_the_first_pattern_that_fits_counts_and_a_stream_that_none_fits_is_left_
     assert catalog.apply_retention([Retention((Last(1),))], ["clicks"]).removed
 
 
+def test_policies_that_come_one_by_one_count_for_every_stream_and_what_is_none_is_refused(catalog):
+    for stream in ("a", "b"):
+        save(catalog, stream, range(1, 4))
+    for wrong in (["last"], "last", Retention((Last(1),)), [Retention((Last(1),)), Last(1)]):
+        with pytest.raises(InvalidInputError, match="policies must be a list of Retention"):
+            catalog.apply_retention(wrong)
+    report = catalog.apply_retention(one for one in [Retention((Last(2),), "a"), Retention((Last(1),))])
+    assert [(one.stream, one.checkpoint_id) for one in report.removed] == [("a", 1), ("b", 1), ("b", 2)]
+
+
 def test_the_best_and_the_validated_stay(catalog):
     store = catalog.store("s")
     for number, loss in ((1, 0.5), (2, 0.1), (3, 0.3), (4, 0.2)):

@@ -110,6 +110,28 @@ class TestUuid7:
             keys.uuid7(HUGE)
 
 
+class TestIdsOfEitherKind:
+    @pytest.mark.parametrize("value", [7, "7", "07", "0" * 5000 + "7"], ids=lambda value: str(value)[:3])
+    def test_an_integer_also_as_digits_is_an_id(self, value):
+        assert keys.any_key(value) == keys.integer_key(7)
+
+    def test_zero_and_the_largest_are_ids_as_digits_too_and_a_uuid_is_its_own_key(self):
+        assert keys.any_key("000") == keys.any_key(0) == "0" * 20
+        assert keys.any_key(str(U64_MAX)) == keys.integer_key(U64_MAX)
+        assert keys.any_key(V7.upper()) == V7
+
+    @pytest.mark.parametrize("digits", [str(U64_MAX + 1), "9" * 39, "9" * 40, "9" * 5000], ids=len)
+    def test_digits_beyond_u64_are_refused_however_many(self, digits):
+        shown = digits if len(digits) < 39 else "one that is far too large"
+        with pytest.raises(InvalidInputError, match=f"checkpoint_id must be from 0 to 2\\^64-1, not {shown}$"):
+            keys.any_key(digits)
+
+    @pytest.mark.parametrize("value", ["latest", "", "-1", "٣", V4, 1.0, None])
+    def test_what_is_neither_is_told_both_kinds(self, value):
+        with pytest.raises(InvalidInputError, match="checkpoint_id must be an integer or a UUID version 7, not "):
+            keys.any_key(value)
+
+
 class TestUuid7Source:
     def test_what_it_makes_is_a_canonical_uuid7_of_this_millisecond(self):
         before = keys.now_ms()

@@ -87,6 +87,13 @@ class TestCheckpointId:
         with pytest.raises(InvalidInputError, match="time zone"):
             CheckpointId("orders", 1, created_at)
 
+    @pytest.mark.parametrize("last", [datetime.min, datetime.max])
+    def test_a_time_that_utc_cannot_hold_is_refused(self, last: datetime) -> None:
+        assert CheckpointId("orders", 1, last.replace(tzinfo=UTC)).created_at == last.replace(tzinfo=UTC)
+        beyond = timezone(timedelta(hours=5 if last == datetime.min else -5))
+        with pytest.raises(InvalidInputError, match="created_at must be in the years 1 to 9999"):
+            CheckpointId("orders", 1, last.replace(tzinfo=beyond))
+
     @pytest.mark.parametrize("sequence", [0, MAX_U64])
     def test_every_u64_is_a_sequence(self, sequence: int) -> None:
         assert CheckpointId("orders", sequence).sequence == sequence
