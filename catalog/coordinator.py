@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, BinaryIO
@@ -355,7 +356,11 @@ class CheckpointCoordinator:
 def _yield_to_processing() -> None:
     """Let processing go first where there are too few cores; threads that this one starts do so too."""
     if sys.platform == "linux":  # elsewhere this would be the whole process
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICE)
+        thread = threading.get_native_id()
+        with suppress(OSError):  # a sandbox may refuse it, and it is no more than a courtesy
+            # Never above what a person gave the process: that takes a privilege, and is not wanted.
+            nice = max(os.getpriority(os.PRIO_PROCESS, thread), BACKGROUND_NICE)
+            os.setpriority(os.PRIO_PROCESS, thread, nice)
 
 
 def _run(task: SnapshotTask) -> SnapshotResult:

@@ -1,5 +1,7 @@
 """Checkpoints of a whole job: all operators in one commit, or nothing; and restoring them."""
 
+import os
+import sys
 import threading
 import uuid
 
@@ -106,6 +108,23 @@ def test_several_checkpoints_are_on_their_way_at_once(job):
     assert job.store.list_ids() == [1, 2, 3]
     for number in range(3):
         assert restored(it.restore(number + 1), "op") == {0: LARGE + b"%d" % number}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
+@pytest.mark.parametrize(("given", "told"), [(0, 10), (15, 15)])
+def test_operators_are_written_with_less_priority_than_processing_and_never_with_more(job, monkeypatch, given, told):
+    found = []
+    monkeypatch.setattr(os, "getpriority", lambda *_: given)
+    monkeypatch.setattr(os, "setpriority", lambda *wanted: found.append(wanted[2]))
+    with coordinator(job, op=Scripted(writes)) as it:
+        it.trigger(epoch=1).result()
+    assert set(found) == {told}
+
+
+def test_where_priorities_are_refused_operators_are_written_all_the_same(job, monkeypatch):
+    monkeypatch.setattr(os, "setpriority", lambda *_: fails(PermissionError("sandbox"))())
+    with coordinator(job, op=Scripted(writes)) as it:
+        assert it.trigger(epoch=1).result(60).checkpoint_id == 1
 
 
 # -- giving up -----------------------------------------------------------------------------------------------------
