@@ -5,16 +5,26 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, BinaryIO
 
 from catalog import keys
-from catalog.errors import CatalogError, CheckpointAbortedError, CheckpointNotFoundError, InvalidInputError
+from catalog.errors import (
+    CatalogError,
+    CheckpointAbortedError,
+    CheckpointNotFoundError,
+    ConflictError,
+    InvalidInputError,
+    TrashedError,
+)
 from catalog.handles import StateHandle
 from catalog.manifest import CheckpointManifest
+from catalog.reader import ROUNDS
 from catalog.recovery import RecoveryReport
 from catalog.snapshot import (
     CheckpointOptions,
@@ -24,6 +34,7 @@ from catalog.snapshot import (
     SnapshotStrategyRunner,
     SnapshotTask,
     SnapshotType,
+    one_of,
 )
 from catalog.store import CheckpointStore
 from catalog.stored_json import plain
@@ -33,6 +44,8 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 600.0
 BACKGROUND_NICE = 10
+CLOSING_S = 5.0
+"""How long closing waits for operators that were given up to notice, and to release what they hold."""
 SAVEPOINT_PIN = "savepoint"
 NO_CLAIM_PIN = "restored from without claim"
 
@@ -139,9 +152,7 @@ class CheckpointCoordinator:
         self._operators = dict(operators)
         self._timeout_s = timeout_s
         self._factory_options = factory_options
-        self._writing = ThreadPoolExecutor(
-            parallelism or max(len(operators), 1), thread_name_prefix="snapshot", initializer=_yield_to_processing
-        )
+        self._writers = _Writers(parallelism or max(len(operators), 1))
         self._completing = ThreadPoolExecutor(thread_name_prefix="checkpoint")
         self._lock = threading.Lock()
         self._next_id = 1
@@ -176,12 +187,9 @@ class CheckpointCoordinator:
             CheckpointAbortedError: an operator's synchronous part failed; the id is closed.
         """
         began = time.monotonic()
-        try:
-            snapshot_type = SnapshotType(snapshot_type)
-        except ValueError as error:
-            raise InvalidInputError(
-                f"snapshot_type must be one of {', '.join(SnapshotType)}, not {snapshot_type!r}"
-            ) from error
+        snapshot_type = one_of(SnapshotType, snapshot_type, "snapshot_type")
+        if isinstance(sinks, str) or not isinstance(sinks, Iterable):
+            raise InvalidInputError(f"sinks must be a list of names, not {sinks!r}")
         statuses = dict.fromkeys(sinks, "Pending")
         id = self._take_id(checkpoint_id)
         manifest = CheckpointManifest.new(
@@ -198,7 +206,7 @@ class CheckpointCoordinator:
                 tasks[name] = self._prepare(name, strategy, factory, manifest, snapshot_type, handles)
             name = ""
             pending = PendingCheckpoint(id, factory, tasks)
-            writing = [self._writing.submit(_run, task) for task in tasks.values()]
+            writing = {name: self._writers.submit(task) for name, task in tasks.items()}
             self._completing.submit(self._complete, pending, manifest, writing, snapshot_type, began, restores)
         except BaseException as error:
             aborted = self._abort(id, factory, tasks, f"operator {name!r} failed: {error}" if name else str(error))
@@ -209,14 +217,15 @@ class CheckpointCoordinator:
 
     def sink_committed(self, checkpoint_id: int, sink: str) -> None:
         """Write down that a sink has committed a checkpoint; statuses never go back."""
-        manifest = self._load(checkpoint_id)
+        manifest = self._load_with(sink, checkpoint_id)
         committed = manifest.with_sink_status(sink, "Committed")
         epochs = {**manifest.sink_epochs, sink: manifest.epoch}
         self._store.update_manifest(committed.model_copy(update={"sink_epochs": epochs}))
 
     def sink_failed(self, checkpoint_id: int, sink: str, error: str) -> None:
         """Write down that a sink could not commit a checkpoint, and why."""
-        self._store.update_manifest(self._load(checkpoint_id).with_sink_status(sink, "Failed", error=error))
+        manifest = self._load_with(sink, checkpoint_id)
+        self._store.update_manifest(manifest.with_sink_status(sink, "Failed", error=error))
 
     def restore(
         self, checkpoint_id: int | None = None, *, mode: RestoreMode = RestoreMode.CLAIM, allow_pending: bool = False
@@ -228,7 +237,7 @@ class CheckpointCoordinator:
             mode: who owns it.
             allow_pending: also take one whose sinks are pending or failed: what they did not commit is lost to them.
         """
-        mode = RestoreMode(mode)
+        mode = one_of(RestoreMode, mode, "mode")
         report = None
         if checkpoint_id is None:
             report = self._store.recover_latest_validated(allow_pending=allow_pending)
@@ -246,9 +255,10 @@ class CheckpointCoordinator:
         return RestoredCheckpoint(checkpoint_id, manifest, report, self._store)
 
     def close(self) -> None:
-        """Wait for checkpoints that are on their way."""
+        """Wait for checkpoints that are on their way, but not for an operator that hangs."""
+        self._writers.close()
         self._completing.shutdown()
-        self._writing.shutdown()
+        self._writers.join(CLOSING_S)
 
     def __enter__(self) -> "CheckpointCoordinator":
         return self
@@ -289,7 +299,7 @@ class CheckpointCoordinator:
         self,
         pending: PendingCheckpoint,
         manifest: CheckpointManifest,
-        writing: list[Future[SnapshotResult]],
+        writing: Mapping[str, Future[SnapshotResult]],
         snapshot_type: SnapshotType,
         began: float,
         restores: int,
@@ -302,7 +312,7 @@ class CheckpointCoordinator:
             self._store.save_with_handles(manifest, pending._factory)
             savepoint = snapshot_type is SnapshotType.SAVEPOINT
             if savepoint:
-                self._store.pin(manifest.checkpoint_id, SAVEPOINT_PIN)
+                self._pin(manifest.checkpoint_id)
             with self._lock:
                 if not savepoint and restores == self._restores and self._newest(manifest):
                     self._previous, self._shares = manifest, True
@@ -314,23 +324,42 @@ class CheckpointCoordinator:
         else:
             pending._future.set_result(completed)
 
+    def _pin(self, id: int) -> None:
+        """Pin a savepoint; a save that was faster may have let it go, and then it is taken out of the trash first."""
+        told: CatalogError
+        for _ in range(ROUNDS):
+            try:
+                self._store.pin(id, SAVEPOINT_PIN)
+            except TrashedError as error:
+                told = error
+                with suppress(ConflictError):
+                    self._store.restore(id)
+            except ConflictError as error:
+                told = error
+            else:
+                return
+        raise CatalogError(
+            f"savepoint {id} is saved, but not pinned, and may be pruned: pin it by CheckpointStore.pin: {told}",
+            checkpoint_id=id,
+        ) from told
+
     def _newest(self, manifest: CheckpointManifest) -> bool:
         return self._previous is None or self._previous.checkpoint_id < manifest.checkpoint_id
 
     def _collect(
-        self, pending: PendingCheckpoint, writing: list[Future[SnapshotResult]], began: float
+        self, pending: PendingCheckpoint, writing: Mapping[str, Future[SnapshotResult]], began: float
     ) -> dict[str, SnapshotResult]:
         left_s = max(self._timeout_s - (time.monotonic() - began), 0)
-        _, waiting = wait(writing, min(left_s, threading.TIMEOUT_MAX), FIRST_EXCEPTION)
-        failed = {name: error for name, task in pending._tasks.items() if task.done() and (error := _error(task))}
+        _, waiting = wait(writing.values(), min(left_s, threading.TIMEOUT_MAX), FIRST_EXCEPTION)
+        failed = {name: error for name, one in writing.items() if one.done() and (error := one.exception())}
         id, factory, tasks = pending.checkpoint_id, pending._factory, pending._tasks
         if failed:
             name, error = next(iter(failed.items()))
             raise self._abort(id, factory, tasks, f"operator {name!r} failed: {error}") from error
         if waiting:
-            slow = ", ".join(repr(name) for name, task in tasks.items() if not task.done())
+            slow = ", ".join(repr(name) for name, one in writing.items() if one in waiting)
             raise self._abort(id, factory, tasks, f"it took longer than {self._timeout_s:g} s; still writing: {slow}")
-        return {name: task.result() for name, task in tasks.items()}
+        return {name: one.result() for name, one in writing.items()}
 
     def _abort(
         self, id: int, factory: CatalogStreamFactory, tasks: Mapping[str, SnapshotTask], why: str
@@ -339,11 +368,21 @@ class CheckpointCoordinator:
         factory.close()
         for task in tasks.values():
             task.cancel()
+            self._writers.make_room(task)
         try:
             self._store.abandon(id, factory, why)
         except CatalogError:
             log.exception("checkpoint %d could not be closed; what was written for it is left to the sweep", id)
         return CheckpointAbortedError(f"checkpoint {id} was given up: {why}", checkpoint_id=id)
+
+    def _load_with(self, sink: str, checkpoint_id: int) -> CheckpointManifest:
+        manifest = self._load(checkpoint_id)
+        if sink not in manifest.sink_commit_statuses:
+            has = ", ".join(map(repr, sorted(manifest.sink_commit_statuses))) or "none"
+            raise InvalidInputError(
+                f"checkpoint {checkpoint_id} has no sink {sink!r}: nothing was changed; sinks that it has: {has}"
+            )
+        return manifest
 
     def _load(self, checkpoint_id: int) -> CheckpointManifest:
         manifest = self._store.load_by_id(checkpoint_id)
@@ -352,20 +391,71 @@ class CheckpointCoordinator:
         return manifest
 
 
+class _Writers:
+    """Threads that run tasks, first come, first served; one that was given up while it runs holds up no other."""
+
+    def __init__(self, count: int) -> None:
+        self._lock = threading.Lock()
+        self._free = count
+        self._waiting: deque[tuple[SnapshotTask, Future[SnapshotResult]]] = deque()
+        self._running: set[SnapshotTask] = set()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    def submit(self, task: SnapshotTask) -> Future[SnapshotResult]:
+        told: Future[SnapshotResult] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the coordinator was closed before")
+            self._waiting.append((task, told))
+            self._start()
+        return told
+
+    def make_room(self, task: SnapshotTask) -> None:
+        """Let the next one run beside this one, if it runs."""
+        with self._lock:
+            if task in self._running:
+                self._running.remove(task)
+                self._free += 1
+                self._start()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for threads, but not longer than this: one may hang."""
+        until = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(until - time.monotonic(), 0))
+
+    def _start(self) -> None:
+        while self._free and self._waiting:
+            task, told = self._waiting.popleft()
+            # A daemon, so that one that hangs does not keep the interpreter from ending.
+            thread = threading.Thread(target=self._run, args=(task, told), name="snapshot", daemon=True)
+            thread.start()
+            self._free -= 1
+            self._running.add(task)
+            self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+
+    def _run(self, task: SnapshotTask, told: Future[SnapshotResult]) -> None:
+        _yield_to_processing()
+        try:
+            task.run()
+            result = task.result()
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits for all operators
+            told.set_exception(error)
+        else:
+            told.set_result(result)
+        self.make_room(task)
+
+
 def _yield_to_processing() -> None:
     """Let processing go first where there are too few cores; threads that this one starts do so too."""
     if sys.platform == "linux":  # elsewhere this would be the whole process
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICE)
-
-
-def _run(task: SnapshotTask) -> SnapshotResult:
-    task.run()
-    return task.result()
-
-
-def _error(task: SnapshotTask) -> BaseException | None:
-    try:
-        task.result()
-    except BaseException as error:  # noqa: BLE001 - it is the answer
-        return error
-    return None
+        thread = threading.get_native_id()
+        with suppress(OSError):  # a sandbox may refuse it, and it is no more than a courtesy
+            # Never above what a person gave the process: that takes a privilege, and is not wanted.
+            nice = max(os.getpriority(os.PRIO_PROCESS, thread), BACKGROUND_NICE)
+            os.setpriority(os.PRIO_PROCESS, thread, nice)

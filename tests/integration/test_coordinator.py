@@ -1,5 +1,7 @@
 """Checkpoints of a whole job: all operators in one commit, or nothing; and restoring them."""
 
+import os
+import sys
 import threading
 import uuid
 
@@ -11,6 +13,8 @@ from catalog import (
     CheckpointCoordinator,
     CheckpointManifest,
     CheckpointNotFoundError,
+    CheckpointStore,
+    ConflictError,
     InvalidInputError,
     RestoreMode,
     SnapshotType,
@@ -108,6 +112,23 @@ def test_several_checkpoints_are_on_their_way_at_once(job):
         assert restored(it.restore(number + 1), "op") == {0: LARGE + b"%d" % number}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
+@pytest.mark.parametrize(("given", "told"), [(0, 10), (15, 15)])
+def test_operators_are_written_with_less_priority_than_processing_and_never_with_more(job, monkeypatch, given, told):
+    found = []
+    monkeypatch.setattr(os, "getpriority", lambda *_: given)
+    monkeypatch.setattr(os, "setpriority", lambda *wanted: found.append(wanted[2]))
+    with coordinator(job, op=Scripted(writes)) as it:
+        it.trigger(epoch=1).result()
+    assert set(found) == {told}
+
+
+def test_where_priorities_are_refused_operators_are_written_all_the_same(job, monkeypatch):
+    monkeypatch.setattr(os, "setpriority", lambda *_: fails(PermissionError("sandbox"))())
+    with coordinator(job, op=Scripted(writes)) as it:
+        assert it.trigger(epoch=1).result(60).checkpoint_id == 1
+
+
 # -- giving up -----------------------------------------------------------------------------------------------------
 
 
@@ -164,6 +185,25 @@ def test_an_operator_that_is_too_slow_ends_the_checkpoint_and_leaves_nothing(job
     assert job.artifacts() == 0
 
 
+def test_an_operator_that_hangs_holds_up_neither_later_checkpoints_nor_the_end(job, monkeypatch):
+    monkeypatch.setattr("catalog.coordinator.CLOSING_S", 0)
+    go_on, over = threading.Event(), threading.Event()
+    work = [lambda _: SnapshotResult.empty(), lambda _: go_on.wait(60)]
+
+    def hangs_once(factory):
+        return work.pop()(factory)
+
+    it = CheckpointCoordinator(job.store, {"op": Scripted(hangs_once)}, timeout_s=1)
+    with pytest.raises(CheckpointAbortedError, match="still writing: 'op'"):
+        it.trigger(epoch=1).result()
+    assert it.trigger(epoch=1).result().checkpoint_id == 2
+    closing = threading.Thread(target=lambda: (it.close(), over.set()), daemon=True)
+    closing.start()
+    closed = over.wait(10)
+    go_on.set()
+    assert closed
+
+
 def test_a_cancelled_checkpoint_is_given_up(job):
     running, go_on = threading.Event(), threading.Event()
 
@@ -206,7 +246,7 @@ def test_a_closed_coordinator_prepares_nothing_it_does_not_release(job):
     strategy = Scripted(writes)
     it = coordinator(job, op=strategy)
     it.close()
-    with pytest.raises(CheckpointAbortedError, match="shutdown"):
+    with pytest.raises(CheckpointAbortedError, match="closed"):
         it.trigger(epoch=1)
     assert strategy.told.count("prepare 1") == strategy.told.count("release 1")
 
@@ -234,6 +274,11 @@ def test_names_and_times_are_checked(job):
     with coordinator(job, op=Scripted()) as it:
         with pytest.raises(InvalidInputError, match="snapshot_type"):
             it.trigger(epoch=1, snapshot_type="another")
+        for sinks in ("warehouse", None):
+            with pytest.raises(InvalidInputError, match="sinks must be a list of names"):
+                it.trigger(epoch=1, sinks=sinks)
+        with pytest.raises(InvalidInputError, match="mode must be one of claim, no_claim, not 'bogus'"):
+            it.restore(mode="bogus")
         assert job.harness.checkpoint_rows(job.name) == [], "nothing is written for what is refused"
 
 
@@ -268,6 +313,15 @@ def test_sinks_say_what_became_of_a_checkpoint_and_recovery_heeds_it(job):
             it.sink_committed(9, "a")
         with pytest.raises(CheckpointNotFoundError):
             it.restore(9)
+
+
+def test_a_sink_that_a_checkpoint_does_not_have_changes_nothing(job):
+    with coordinator(job) as it:
+        it.trigger(epoch=1, sinks=["a", "b"]).result()
+        for tell in (lambda: it.sink_committed(1, "typo"), lambda: it.sink_failed(1, "typo", "no space")):
+            with pytest.raises(InvalidInputError, match=r"no sink 'typo'.*sinks that it has: 'a', 'b'"):
+                tell()
+    assert job.store.load_by_id(1).sink_commit_statuses == {"a": "Pending", "b": "Pending"}
 
 
 # -- restoring -----------------------------------------------------------------------------------------------------
@@ -364,6 +418,32 @@ def test_a_savepoint_is_pinned_complete_and_restorable_with_everything_else_gone
     found = it.restore()
     assert found.checkpoint_id == 2
     assert {name: read(file) for name, file in found.open("db").items()} == {"1.sst": HUGE, "2.sst": LARGE}
+
+
+def test_a_savepoint_that_another_save_lets_go_before_it_is_pinned_comes_back(job):
+    catalog = job.harness.catalog
+
+    class Late(CheckpointStore):
+        def pin(self, checkpoint_id, *told):
+            if not self.load_by_id(2):
+                catalog.store(job.name, max_retained=1).save(CheckpointManifest.new(2, epoch=1))
+                assert self.list_ids() == [2]
+            super().pin(checkpoint_id, *told)
+
+    with CheckpointCoordinator(Late(catalog.stream(job.name)), {"op": partitions({0: LARGE})}) as it:
+        it.trigger(epoch=1, snapshot_type=SnapshotType.SAVEPOINT).result()
+    assert job.store.prune(1) == 0
+    assert job.store.list_ids() == [1, 2]
+
+
+def test_a_savepoint_that_could_not_be_pinned_is_told_to_be_saved(job, monkeypatch):
+    store = job.harness.catalog.store(job.name)
+    monkeypatch.setattr(store, "pin", lambda *_: fails(ConflictError("it changed"))())
+    with CheckpointCoordinator(store, {}) as it:
+        with pytest.raises(CatalogError, match="savepoint 1 is saved, but not pinned") as caught:
+            it.trigger(epoch=1, snapshot_type=SnapshotType.SAVEPOINT).result()
+        assert not isinstance(caught.value, ConflictError), "that says that nothing happened"
+    assert job.store.list_ids() == [1]
 
 
 def test_after_somebody_else_took_ids_only_one_checkpoint_fails(job):
