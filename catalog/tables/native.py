@@ -35,7 +35,7 @@ from catalog.tables.native_files import DataFiles
 from catalog.tables.native_log import LoadedTable, Replacement
 from catalog.tables.native_statistics import Snapshot, Where, conditions_of, expression
 from catalog.tables.native_upkeep import Spread, Upkeep
-from catalog.tables.opening import check_format, created, creating, mended, no_catalog
+from catalog.tables.opening import Protocol, check_format, created, creating, mended, no_catalog
 from catalog.tables.port import Condition, Engine, Equals, In, Merging, Outcome, Table, Unless, Version
 from catalog.tables.schema import definition
 
@@ -51,7 +51,7 @@ _DELTA_TYPES = {
     "INT": "integer",
     "BIGINT": "long",
     "DECIMAL(20,0)": "decimal(20,0)",
-    "TIMESTAMP": "timestamp",
+    "TIMESTAMP_LTZ": "timestamp",
     "BINARY": "binary",
 }
 
@@ -87,7 +87,7 @@ class NativeEngine:
 
         Raises:
             NotACatalogError: there is no catalog at that place.
-            UnsupportedFormatError: a newer checkpoint-catalog wrote it.
+            UnsupportedFormatError: a newer checkpoint-catalog wrote it, or its tables are not for both engines.
         """
         if maintain_every < 0 or keep_versions < 1:
             raise InvalidInputError("maintain_every must not be negative, and keep_versions must be at least 1")
@@ -116,7 +116,8 @@ class NativeEngine:
             raise no_catalog(place, first_line(error), found=False) from error
         except (DeltaError, OSError) as error:
             raise no_catalog(place, first_line(error), found=True) from error
-        check_format(place, self._tables[Table.CHECKPOINTS].delta.metadata().configuration)
+        checkpoints = self._tables[Table.CHECKPOINTS].delta
+        check_format(place, checkpoints.metadata().configuration, _protocol(checkpoints))
         self._upkeep = {
             table: Upkeep(loaded, clock, maintain_every=maintain_every, keep_versions=keep_versions)
             for table, loaded in self._tables.items()
@@ -321,6 +322,12 @@ def _create_table(uri: str, table: Table, options: dict[str, str]) -> None:
         log.info("somebody else has just created %s: %s", uri, first_line(error))
     except (DeltaError, OSError) as error:
         raise ReadOnlyError(f"cannot create a catalog at {uri}: {first_line(error)}") from error
+
+
+def _protocol(delta: DeltaTable) -> Protocol:
+    found = delta.protocol()
+    features = frozenset({*(found.reader_features or ()), *(found.writer_features or ())})
+    return Protocol(found.min_reader_version, found.min_writer_version, features)
 
 
 def _only(column: pa.ChunkedArray) -> str:

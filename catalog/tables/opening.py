@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from catalog.errors import NotACatalogError, ReadOnlyError, UnsupportedFormatError
@@ -12,6 +13,29 @@ from catalog.tables.port import Table
 from catalog.tables.schema import FORMAT_PROPERTY, FORMAT_VERSION
 
 log = logging.getLogger(__name__)
+
+_PLAIN_READERS, _PLAIN_WRITERS = (1, 3), (1, 2, 7)
+"""Of the highest versions the features say what they are."""
+_PLAIN_FEATURES = frozenset({"appendOnly", "invariants"})
+"""What writer version 2 stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """What a Delta table asks of its readers and writers."""
+
+    reader: int
+    writer: int
+    features: frozenset[str]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether docs/FORMAT.md allows it."""
+        return self.reader in _PLAIN_READERS and self.writer in _PLAIN_WRITERS and self.features <= _PLAIN_FEATURES
+
+    def __str__(self) -> str:
+        further = ", ".join(sorted(self.features - _PLAIN_FEATURES))
+        return f"reader version {self.reader}, writer version {self.writer}{further and f': {further}'}"
 
 
 def creating(place: Place) -> AbstractContextManager[None]:
@@ -61,8 +85,8 @@ def mended(place: Place) -> bool:
     return bool(aside)
 
 
-def check_format(place: Place, properties: Mapping[str, str]) -> None:
-    """Refuse a table `checkpoints` that is not ours, or newer than this package."""
+def check_format(place: Place, properties: Mapping[str, str], protocol: Protocol) -> None:
+    """Refuse a table `checkpoints` that is not ours, newer than this package, or not for both engines."""
     version = properties.get(FORMAT_PROPERTY) or ""
     if not version.isdecimal():
         raise no_catalog(place, "the table `checkpoints` there was not made by checkpoint-catalog", found=True)
@@ -70,6 +94,13 @@ def check_format(place: Place, properties: Mapping[str, str]) -> None:
         raise UnsupportedFormatError(
             f"the catalog at {place} has format {version}, this version reads up to {FORMAT_VERSION}: "
             "upgrade checkpoint-catalog",
+            version=int(version),
+        )
+    if not protocol.is_plain:
+        raise UnsupportedFormatError(
+            f"the table `checkpoints` of {place} uses more of Delta than its format allows ({protocol}), so that not "
+            "every engine could write it: ALTER TABLE … DROP FEATURE takes features away, "
+            "or make a new catalog and import into it",
             version=int(version),
         )
 

@@ -33,7 +33,7 @@ from catalog.tables.commits import JUDGED_BY, Again, Commits, first_line, judge
 from catalog.tables.compaction import CompactionReport
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
 from catalog.tables.names import Place, TableName, path_place
-from catalog.tables.opening import check_format, created, creating, no_catalog
+from catalog.tables.opening import Protocol, check_format, created, creating, no_catalog
 from catalog.tables.port import Between, Condition, Engine, Equals, In, Merging, Outcome, Table, Unless, Version
 from catalog.tables.schema import create_statement
 
@@ -50,6 +50,7 @@ _CONFLICTS = ("DELTA_CONCURRENT_", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHA
 _GONE = ("DELTA_VERSION_NOT_FOUND", "DELTA_UNSUPPORTED_TIME_TRAVEL", "DELTA_FILE_NOT_FOUND", "DELTA_CANNOT_TIME_TRAVEL")
 _TASKS_AT_ONCE = 32
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+_FEATURE = "delta.feature."
 _SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 
 
@@ -83,7 +84,7 @@ class SparkEngine:
 
         Raises:
             NotACatalogError: there is no catalog at that place.
-            UnsupportedFormatError: a newer checkpoint-catalog wrote it.
+            UnsupportedFormatError: a newer checkpoint-catalog wrote it, or its tables are not for both engines.
         """
         self.spark = spark
         self.place = place
@@ -394,10 +395,17 @@ def _catalog_location(spark: SparkSession, place: Place) -> str:
                 "or set spark.sql.extensions and spark.sql.catalog.spark_catalog as delta-spark asks"
             ) from error
         raise no_catalog(place, first_line(error), found=False) from error
-    check_format(place, properties)
+    check_format(place, properties, _protocol(properties))
     _check_settings(spark)
     described = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
     return next(str(row["data_type"]) for row in described if row["col_name"] == "Location")
+
+
+def _protocol(properties: Mapping[str, str]) -> Protocol:
+    """Return what a table asks of its users; SHOW TBLPROPERTIES tells it beside what was set."""
+    features = frozenset(name.removeprefix(_FEATURE) for name in properties if name.startswith(_FEATURE))
+    reader, writer = (int(properties.get(f"delta.min{role}Version", 1)) for role in ("Reader", "Writer"))
+    return Protocol(reader, writer, features)
 
 
 def _check_settings(spark: SparkSession) -> None:

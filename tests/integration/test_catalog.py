@@ -5,9 +5,11 @@ import pickle
 import shutil
 import uuid
 from datetime import UTC, datetime
+from functools import partial
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from catalog import (
     CatalogError,
@@ -110,6 +112,52 @@ def test_a_newer_format_is_refused(spark, tmp_path):
     for opening in (CheckpointCatalog.for_path, CheckpointCatalog.create):
         with pytest.raises(UnsupportedFormatError, match="upgrade checkpoint-catalog"):
             opening(spark, tmp_path / "catalog")
+
+
+DEFAULTS = {
+    "spark.sql.timestampType": "TIMESTAMP_NTZ",
+    **{
+        f"spark.databricks.delta.properties.defaults.{name}": value
+        for name, value in {
+            "columnMapping.mode": "name",
+            "enableRowTracking": "true",
+            "enableInCommitTimestamps": "true",
+            "enableTypeWidening": "true",
+            "enableChangeDataFeed": "true",
+            "enableDeletionVectors": "true",
+            "checkpointPolicy": "v2",
+            "appendOnly": "true",
+        }.items()
+    },
+}
+
+
+def test_a_sessions_defaults_for_tables_do_not_change_what_a_catalog_is(spark, tmp_path):
+    for name, value in DEFAULTS.items():
+        spark.conf.set(name, value)
+    try:
+        by_spark = CheckpointCatalog.create(spark, tmp_path / "catalog")
+        native = CheckpointCatalog.native(tmp_path / "catalog")
+        for number, catalog in enumerate((by_spark, native), start=1):
+            catalog.store("s").save_with_state(CheckpointManifest.new(number, epoch=1), [b"state"])
+        for catalog in (by_spark, native):
+            assert [catalog.store("s").load_state_data(one) for one in (1, 2)] == [b"state"] * 2
+            assert catalog.validate(depth="hashes").results == ()
+    finally:
+        for name in DEFAULTS:
+            spark.conf.unset(name)
+    for table in Table:
+        protocol = DeltaTable(str(tmp_path / "catalog" / table)).protocol()
+        assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
+
+
+def test_a_table_with_features_that_only_one_engine_can_write_is_refused(spark, tmp_path):
+    CheckpointCatalog.create(spark, tmp_path / "catalog")
+    table = f"delta.`{tmp_path}/catalog/checkpoints`"
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')")
+    for opening in (partial(CheckpointCatalog.for_path, spark), CheckpointCatalog.native):
+        with pytest.raises(UnsupportedFormatError, match=r"writer version 7: .*rowTracking"):
+            opening(tmp_path / "catalog")
 
 
 def test_a_read_only_folder_is_refused_before_anything_is_written(spark):
