@@ -35,7 +35,7 @@ from catalog.tables.native_files import DataFiles
 from catalog.tables.native_log import LoadedTable, Replacement
 from catalog.tables.native_statistics import Snapshot, Where, conditions_of, expression
 from catalog.tables.native_upkeep import Spread, Upkeep
-from catalog.tables.opening import Protocol, check_format, created, creating, mended, no_catalog
+from catalog.tables.opening import Protocol, check_folder, check_format, created, creating, mended, no_catalog
 from catalog.tables.port import Condition, Engine, Equals, In, Merging, Outcome, Table, Unless, Version
 from catalog.tables.schema import definition
 
@@ -91,6 +91,7 @@ class NativeEngine:
         """
         if maintain_every < 0 or keep_versions < 1:
             raise InvalidInputError("maintain_every must not be negative, and keep_versions must be at least 1")
+        check_folder(place.local_folder)
         self.place = place
         self._commits = Commits(_is_conflict, _is_unknown, attempts=CONFLICT_ATTEMPTS, first_wait_s=0.01)
         self._ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-catalog")

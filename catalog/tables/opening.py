@@ -1,12 +1,13 @@
 """What both engines ask of a place before they create or open a catalog there."""
 
 import logging
+import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from catalog.errors import NotACatalogError, ReadOnlyError, UnsupportedFormatError
+from catalog.errors import InvalidInputError, NotACatalogError, ReadOnlyError, UnsupportedFormatError
 from catalog.tables.locks import LOCK_FILE, CommitLock, fsync, fsync_commits, mend_log
 from catalog.tables.names import Place
 from catalog.tables.port import Table
@@ -14,6 +15,7 @@ from catalog.tables.schema import FORMAT_PROPERTY, FORMAT_VERSION
 
 log = logging.getLogger(__name__)
 
+_MISTAKEN = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")
 _PLAIN_READERS, _PLAIN_WRITERS = (1, 3), (1, 2, 7)
 """Of the highest versions the features say what they are."""
 _PLAIN_FEATURES = frozenset({"appendOnly", "invariants"})
@@ -38,11 +40,21 @@ class Protocol:
         return f"reader version {self.reader}, writer version {self.writer}{further and f': {further}'}"
 
 
+def check_folder(folder: Path | None) -> None:
+    """Refuse a local folder that delta-rs would take for another one: it decodes names, and more than once."""
+    if folder and _MISTAKEN.search(str(folder)):
+        raise InvalidInputError(
+            f"{str(folder)!r} cannot be a catalog's folder: its path must not have % before two hexadecimal digits, "
+            "a backslash or a control character; rename it or take another one"
+        )
+
+
 def creating(place: Place) -> AbstractContextManager[None]:
     """Let one process at a time create tables in a local folder, and only in one that holds nothing else."""
     folder = place.local_folder
     if folder is None:
         return nullcontext()
+    check_folder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         entries = {entry.name for entry in folder.iterdir()}

@@ -33,7 +33,7 @@ from catalog.tables.commits import JUDGED_BY, Again, Commits, first_line, judge
 from catalog.tables.compaction import CompactionReport
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
 from catalog.tables.names import Place, TableName, path_place
-from catalog.tables.opening import Protocol, check_format, created, creating, no_catalog
+from catalog.tables.opening import Protocol, check_folder, check_format, created, creating, no_catalog
 from catalog.tables.port import Between, Condition, Engine, Equals, In, Merging, Outcome, Table, Unless, Version
 from catalog.tables.schema import create_statement
 
@@ -102,6 +102,7 @@ class SparkEngine:
         self._locks: dict[Table, CommitLock] = {}
         if location.startswith(("file:", "/")):
             root = Path("/" + location.removeprefix("file:").lstrip("/")).parent
+            check_folder(root)
             self._locks = {
                 table: CommitLock(root / table, timeout_s=lock_timeout_s, durable=durable) for table in Table
             }
