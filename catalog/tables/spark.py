@@ -412,6 +412,8 @@ def _protocol(properties: Mapping[str, str]) -> Protocol:
 def _check_settings(spark: SparkSession) -> None:
     if spark.conf.get("spark.databricks.delta.stalenessLimit", "0") not in ("0", "0ms", "0s"):
         raise SessionError("unset spark.databricks.delta.stalenessLimit: a commit must see what is there now")
+    if spark.conf.get("spark.sql.parquet.outputTimestampType") == "TIMESTAMP_MILLIS":
+        raise SessionError("set spark.sql.parquet.outputTimestampType to TIMESTAMP_MICROS: times must not be cut short")
     if (
         int(spark.conf.get(_SNAPSHOT_PARTITIONS, "50") or 50) > 8
         or spark.conf.get("spark.sql.session.timeZone") != "UTC"

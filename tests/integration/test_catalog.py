@@ -160,6 +160,15 @@ def test_a_table_with_features_that_only_one_engine_can_write_is_refused(spark, 
             opening(tmp_path / "catalog")
 
 
+def test_a_session_that_cuts_times_short_is_refused(spark, place):
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS")
+    try:
+        with pytest.raises(SessionError, match="outputTimestampType"):
+            CheckpointCatalog.for_path(spark, place)
+    finally:
+        spark.conf.unset("spark.sql.parquet.outputTimestampType")
+
+
 def test_a_read_only_folder_is_refused_before_anything_is_written(spark):
     # A folder that the file system itself refuses: root, who may run the tests, ignores permissions.
     with pytest.raises(ReadOnlyError, match="cannot create a catalog in"):
