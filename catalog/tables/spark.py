@@ -28,7 +28,7 @@ from catalog.errors import (
     ReadOnlyError,
     SessionError,
 )
-from catalog.session import has_delta
+from catalog.session import SETTINGS, has_delta
 from catalog.tables.commits import JUDGED_BY, Again, Commits, first_line, judge
 from catalog.tables.compaction import CompactionReport
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
@@ -51,6 +51,7 @@ _GONE = ("DELTA_VERSION_NOT_FOUND", "DELTA_UNSUPPORTED_TIME_TRAVEL", "DELTA_FILE
 _TASKS_AT_ONCE = 32
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 _FEATURE = "delta.feature."
+_SPARK_CATALOG = "spark.sql.catalog.spark_catalog"
 _SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 
 
@@ -89,8 +90,8 @@ class SparkEngine:
         self.spark = spark
         self.place = place
         self._commits = Commits(_is_conflict, _is_unknown, attempts=CONFLICT_ATTEMPTS, first_wait_s=0.1)
-        self._names = {table: place.table(table).sql for table in Table}
-        location = _catalog_location(spark, place)
+        self._names = {table: _table_name(spark, place, table) for table in Table}
+        location = _catalog_location(spark, place, self._names)
         self._root = location.rpartition("/")[0].replace("s3a://", "s3://").replace("s3n://", "s3://")
         self._worker_options = dict(worker_options or {})
         self._worker: NativeEngine | None = None
@@ -120,7 +121,7 @@ class SparkEngine:
                 if place.schema:
                     spark.sql(f"CREATE SCHEMA IF NOT EXISTS {TableName(place.schema).sql}")
                 for table in Table:
-                    spark.sql(create_statement(table, place.table(table).sql))
+                    spark.sql(create_statement(table, _table_name(spark, place, table)))
             except AnalysisException as error:
                 raise NotACatalogError(
                     f"no catalog can be created at {place}: {first_line(error)}", place=str(place), found=True
@@ -383,9 +384,21 @@ def _failed_at_work(error: PythonException, what: str) -> CatalogError:
     return CatalogError(f"{what} failed in a Python worker of Spark: {raised}")
 
 
-def _catalog_location(spark: SparkSession, place: Place) -> str:
+def _table_name(spark: SparkSession, place: Place, table: Table) -> str:
+    """Return how a table is named in SQL, whichever catalog of Spark's is the session's current one."""
+    name = place.table(table)
+    # Elsewhere, as on Databricks, Spark's first catalog may be shut, and paths are found without it.
+    if (
+        place.path
+        and spark.conf.get("spark.sql.catalog.spark_catalog", "") == SETTINGS["spark.sql.catalog.spark_catalog"]
+    ):
+        name = TableName(("spark_catalog", *name.parts))
+    return name.sql
+
+
+def _catalog_location(spark: SparkSession, place: Place, names: Mapping[Table, str]) -> str:
     """Return where `checkpoints` is, after making sure that it is ours and readable, and the session right for it."""
-    name = place.table(Table.CHECKPOINTS).sql
+    name = names[Table.CHECKPOINTS]
     try:
         # Not DESCRIBE DETAIL, which takes no name of more than three parts.
         properties = {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}

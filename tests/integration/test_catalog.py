@@ -169,6 +169,23 @@ def test_a_session_that_cuts_times_short_is_refused(spark, place):
         spark.conf.unset("spark.sql.parquet.outputTimestampType")
 
 
+def test_a_catalog_by_path_is_found_whatever_the_sessions_current_catalog_is(spark, tmp_path):
+    jdbc = "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog"
+    driver = "org.apache.derby.iapi.jdbc.AutoloadedDriver"
+    for name, value in {"": jdbc, ".url": "jdbc:derby:memory:other;create=true", ".driver": driver}.items():
+        spark.conf.set(f"spark.sql.catalog.other{name}", value)
+    spark.sql("USE other")
+    try:
+        catalog = CheckpointCatalog.create(spark, tmp_path / "catalog")
+        store = catalog.store("s", max_retained=1)
+        for number in (1, 2):
+            store.save_with_state(CheckpointManifest.new(number, epoch=1), [b"state"])
+        assert catalog.as_of(version=1).store("s").list_ids() == [1]
+        assert [row["checkpoint_id"] for row in catalog.view("checkpoint_list").collect()] == ["2"]
+    finally:
+        spark.sql("USE spark_catalog")
+
+
 def test_a_read_only_folder_is_refused_before_anything_is_written(spark):
     # A folder that the file system itself refuses: root, who may run the tests, ignores permissions.
     with pytest.raises(ReadOnlyError, match="cannot create a catalog in"):
