@@ -35,7 +35,16 @@ from catalog.tables.native_files import DataFiles
 from catalog.tables.native_log import LoadedTable, Replacement
 from catalog.tables.native_statistics import Snapshot, Where, conditions_of, expression
 from catalog.tables.native_upkeep import Spread, Upkeep
-from catalog.tables.opening import Protocol, check_folder, check_format, created, creating, mended, no_catalog
+from catalog.tables.opening import (
+    Protocol,
+    check_folder,
+    check_format,
+    created,
+    creating,
+    lost_bytes,
+    mended,
+    no_catalog,
+)
 from catalog.tables.port import Condition, Engine, Equals, In, Merging, Outcome, Table, Unless, Version
 from catalog.tables.schema import definition
 
@@ -135,8 +144,11 @@ class NativeEngine:
             except NotACatalogError as error:
                 if getattr(error, "found", False):
                     raise
+            options_of_storage = dict(storage_options or {})
+            if _lost_bytes(place, options_of_storage):
+                raise lost_bytes(place)
             for table in Table:
-                _create_table(f"{place.path}/{table}", table, dict(storage_options or {}))
+                _create_table(f"{place.path}/{table}", table, options_of_storage)
             created(place)
         return cls(place, storage_options=storage_options, **options)
 
@@ -297,6 +309,14 @@ class NativeEngine:
     def close(self) -> None:
         """See Engine.close; it can be used on, then without work in the background."""
         self._ahead.shutdown()
+
+
+def _lost_bytes(place: Place, options: dict[str, str]) -> bool:
+    """Say whether there are checkpoints, and no table that could have their bytes."""
+    checkpoints, artifacts = (f"{place.path}/{table}" for table in (Table.CHECKPOINTS, Table.ARTIFACTS))
+    if DeltaTable.is_deltatable(artifacts, options) or not DeltaTable.is_deltatable(checkpoints, options):
+        return False
+    return bool(DeltaTable(checkpoints, storage_options=options).file_uris())
 
 
 def _create_table(uri: str, table: Table, options: dict[str, str]) -> None:

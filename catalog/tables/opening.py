@@ -117,6 +117,16 @@ def check_format(place: Place, properties: Mapping[str, str], protocol: Protocol
         )
 
 
+def lost_bytes(place: Place) -> NotACatalogError:
+    """Return the error that says that a catalog's bytes are gone, which a new table would only hide."""
+    return NotACatalogError(
+        f"the catalog at {place} has checkpoints, but its table `artifacts` is gone, and their bytes with it: bring "
+        "it back, with UNDROP TABLE or from a backup, or take another place",
+        place=str(place),
+        found=True,
+    )
+
+
 def no_catalog(place: Place, why: str, *, found: bool) -> NotACatalogError:
     """Return the error that says that there is no catalog at a place."""
     return NotACatalogError(

@@ -33,7 +33,7 @@ from catalog.tables.commits import JUDGED_BY, Again, Commits, first_line, judge
 from catalog.tables.compaction import CompactionReport
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
 from catalog.tables.names import Place, TableName, path_place
-from catalog.tables.opening import Protocol, check_folder, check_format, created, creating, no_catalog
+from catalog.tables.opening import Protocol, check_folder, check_format, created, creating, lost_bytes, no_catalog
 from catalog.tables.port import Between, Condition, Engine, Equals, In, Merging, Outcome, Table, Unless, Version
 from catalog.tables.schema import create_statement
 
@@ -48,6 +48,7 @@ _ONE_FILE_BYTES = 8 << 20
 _SINGLE_WRITER_SCHEMES = ("s3:", "s3a:", "s3n:")
 _CONFLICTS = ("DELTA_CONCURRENT_", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
 _GONE = ("DELTA_VERSION_NOT_FOUND", "DELTA_UNSUPPORTED_TIME_TRAVEL", "DELTA_FILE_NOT_FOUND", "DELTA_CANNOT_TIME_TRAVEL")
+_NOT_THERE = ("TABLE_OR_VIEW_NOT_FOUND", "PATH_NOT_FOUND", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_ONLY_OPERATION")
 _TASKS_AT_ONCE = 32
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 _FEATURE = "delta.feature."
@@ -202,16 +203,28 @@ class SparkEngine:
             raise OutOfReachError(
                 f"version {version} of {self.place} cannot be read any more: {first_line(error)}", version=version
             ) from error
-        if "FAILED_READ_FILE" not in str(error):
-            raise error
+        if "FAILED_READ_FILE" in str(error):
+            return
+        if isinstance(error, AnalysisException):
+            raise no_catalog(self.place, first_line(error), found=False) from error
+        raise error
 
     def relation(self, table: Table, version: int | None = None) -> str:
         """Return how a table, or an earlier version of it, is named in SQL."""
         return self._names[table] if version is None else f"{self._names[table]} VERSION AS OF {version:d}"
 
+    def sql(self, statement: str) -> DataFrame:
+        """Run a statement over the tables; what Spark says against it is an error of this package."""
+        try:
+            return self.spark.sql(statement)
+        except AnalysisException as error:
+            if any(mark in str(error) for mark in _NOT_THERE):
+                raise no_catalog(self.place, first_line(error), found=False) from error
+            raise CatalogError(f"Spark refused a statement over {self.place}: {first_line(error)}") from error
+
     def versions(self) -> list[Version]:
         """See Engine.versions."""
-        history = self.spark.sql(f"DESCRIBE HISTORY {self._names[Table.CHECKPOINTS]}").select("version", "timestamp")
+        history = self.sql(f"DESCRIBE HISTORY {self._names[Table.CHECKPOINTS]}").select("version", "timestamp")
         rows = history.toArrow().to_pylist()
         return sorted((Version(row["version"], row["timestamp"]) for row in rows), key=lambda one: one.number)
 
@@ -397,7 +410,7 @@ def _table_name(spark: SparkSession, place: Place, table: Table) -> str:
 
 
 def _catalog_location(spark: SparkSession, place: Place, names: Mapping[Table, str]) -> str:
-    """Return where `checkpoints` is, after making sure that it is ours and readable, and the session right for it."""
+    """Return where `checkpoints` is, after making sure that all is there and ours, and the session right for it."""
     name = names[Table.CHECKPOINTS]
     try:
         # Not DESCRIBE DETAIL, which takes no name of more than three parts.
@@ -411,6 +424,15 @@ def _catalog_location(spark: SparkSession, place: Place, names: Mapping[Table, s
         raise no_catalog(place, first_line(error), found=False) from error
     check_format(place, properties, _protocol(properties))
     _check_settings(spark)
+    for table in Table:
+        try:
+            _ = spark.table(names[table]).schema  # Spark Connect looks no earlier
+        except AnalysisException as error:
+            if not any(mark in str(error) for mark in _NOT_THERE):
+                raise no_catalog(place, first_line(error), found=True) from error
+            if table is Table.ARTIFACTS and spark.table(name).limit(1).count():
+                raise lost_bytes(place) from error
+            raise no_catalog(place, f"the table `{table}` is missing", found=False) from error
     described = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
     return next(str(row["data_type"]) for row in described if row["col_name"] == "Location")
 

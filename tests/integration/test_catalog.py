@@ -160,13 +160,32 @@ def test_a_table_with_features_that_only_one_engine_can_write_is_refused(spark, 
             opening(tmp_path / "catalog")
 
 
-def test_a_session_that_cuts_times_short_is_refused(spark, place):
-    spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS")
-    try:
-        with pytest.raises(SessionError, match="outputTimestampType"):
-            CheckpointCatalog.for_path(spark, place)
-    finally:
-        spark.conf.unset("spark.sql.parquet.outputTimestampType")
+def test_a_catalog_that_was_removed_is_told_as_none(spark, tmp_path):
+    catalog = CheckpointCatalog.create(spark, tmp_path / "catalog")
+    catalog.store("s").save(CheckpointManifest.new(1, epoch=1))
+    shutil.rmtree(tmp_path / "catalog")
+    for look in (catalog.store("s").list_ids, catalog.streams, partial(catalog.as_of, version=1)):
+        with pytest.raises(NotACatalogError, match="no checkpoint catalog at"):
+            look()
+    for deploy in (partial(catalog.view, "checkpoint_list"), catalog.deploy_views):
+        with pytest.raises(NotACatalogError, match="no checkpoint catalog at"):
+            deploy()
+
+
+def test_a_missing_table_is_noticed_and_made_anew_only_if_no_bytes_are_lost_by_it(spark):
+    name = f"ckpt_{uuid.uuid4().hex[:6]}"
+    opened = CheckpointCatalog.create(spark, name)
+    for table in (Table.EVENTS, Table.ARTIFACTS):
+        spark.sql(f"DROP TABLE {name}.{table}")
+        with pytest.raises(NotACatalogError, match=f"the table `{table}` is missing"):
+            CheckpointCatalog.for_name(spark, name)
+        opened = CheckpointCatalog.create(spark, name)
+    opened.store("s").save_with_state(CheckpointManifest.new(1, epoch=1), [b"state"])
+    spark.sql(f"DROP TABLE {name}.artifacts")
+    for opening in (CheckpointCatalog.for_name, CheckpointCatalog.create):
+        with pytest.raises(NotACatalogError, match="`artifacts` is gone"):
+            opening(spark, name)
+    assert not spark.catalog.tableExists(f"{name}.artifacts")
 
 
 def test_a_catalog_by_path_is_found_whatever_the_sessions_current_catalog_is(spark, tmp_path):
@@ -184,6 +203,23 @@ def test_a_catalog_by_path_is_found_whatever_the_sessions_current_catalog_is(spa
         assert [row["checkpoint_id"] for row in catalog.view("checkpoint_list").collect()] == ["2"]
     finally:
         spark.sql("USE spark_catalog")
+
+
+def test_a_session_that_cuts_times_short_is_refused(spark, place):
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS")
+    try:
+        with pytest.raises(SessionError, match="outputTimestampType"):
+            CheckpointCatalog.for_path(spark, place)
+    finally:
+        spark.conf.unset("spark.sql.parquet.outputTimestampType")
+
+
+def test_a_view_that_cannot_be_made_is_told_in_one_sentence(spark):
+    name = f"ckpt_{uuid.uuid4().hex[:6]}"
+    catalog = CheckpointCatalog.create(spark, name)
+    spark.sql(f"CREATE TABLE {name}.checkpoint_list (x INT) USING parquet")
+    with pytest.raises(CatalogError, match=r"Spark refused a statement over .*checkpoint_list"):
+        catalog.deploy_views()
 
 
 def test_a_read_only_folder_is_refused_before_anything_is_written(spark):

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -109,6 +110,21 @@ def test_any_other_folder_is_itself(tmp_path, name):
     save(store, times=11)
     assert CheckpointCatalog.native(tmp_path / name).store("s").list_ids() == store.list_ids()
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+def test_a_missing_table_is_made_anew_only_if_no_bytes_are_lost_by_it(tmp_path):
+    place = tmp_path / "catalog"
+    new_catalog(tmp_path)
+    for table in (Table.EVENTS, Table.ARTIFACTS):
+        shutil.rmtree(place / table)
+        with pytest.raises(NotACatalogError, match="no checkpoint catalog at"):
+            CheckpointCatalog.native(place)
+        store = new_catalog(tmp_path).store("s")
+    store.save_with_state(CheckpointManifest.new(1, epoch=1), [b"state"])
+    shutil.rmtree(place / Table.ARTIFACTS)
+    with pytest.raises(NotACatalogError, match="`artifacts` is gone"):
+        new_catalog(tmp_path)
+    assert not (place / Table.ARTIFACTS).exists()
 
 
 def test_both_engines_create_the_same_tables(spark, tmp_path):
