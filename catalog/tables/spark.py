@@ -416,6 +416,10 @@ def _catalog_location(spark: SparkSession, place: Place, names: Mapping[Table, s
         # Not DESCRIBE DETAIL, which takes no name of more than three parts.
         properties = {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
     except AnalysisException as error:
+        if place.path and spark.conf.get("spark.sql.runSQLOnFiles") == "false":
+            raise SessionError(
+                "set spark.sql.runSQLOnFiles to true: without it Spark takes no path for a table"
+            ) from error
         if not has_delta(spark):
             raise SessionError(
                 "this Spark session has no Delta: make it with catalog.session.build_session(), "

@@ -205,13 +205,19 @@ def test_a_catalog_by_path_is_found_whatever_the_sessions_current_catalog_is(spa
         spark.sql("USE spark_catalog")
 
 
-def test_a_session_that_cuts_times_short_is_refused(spark, place):
-    spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS")
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS"), ("spark.sql.runSQLOnFiles", "false")],
+)
+def test_a_session_that_cuts_times_short_or_takes_no_paths_is_refused_with_the_setting_to_change(
+    spark, place, setting, value
+):
+    spark.conf.set(setting, value)
     try:
-        with pytest.raises(SessionError, match="outputTimestampType"):
+        with pytest.raises(SessionError, match=f"set {setting} to"):
             CheckpointCatalog.for_path(spark, place)
     finally:
-        spark.conf.unset("spark.sql.parquet.outputTimestampType")
+        spark.conf.unset(setting)
 
 
 def test_a_view_that_cannot_be_made_is_told_in_one_sentence(spark):
