@@ -252,8 +252,8 @@ class CheckpointCatalog:
 
     def table(self, table: Table) -> "DataFrame":
         """Return one of the tables as a DataFrame, `checkpoints` as of this catalog's moment."""
-        spark, relation = self._sql()
-        return spark.sql(f"SELECT * FROM {relation(table)}")
+        sql, relation = self._sql()
+        return sql(f"SELECT * FROM {relation(table)}")
 
     def view(self, name: str) -> "DataFrame":
         """Return one of the views of sql/views as a DataFrame, whether it is deployed or not.
@@ -263,8 +263,8 @@ class CheckpointCatalog:
         """
         if name not in views.VIEWS:
             raise InvalidInputError(f"there is no view {name!r}: choose one of {', '.join(views.VIEWS)}")
-        spark, relation = self._sql()
-        return spark.sql(views.query(name, relation))
+        sql, relation = self._sql()
+        return sql(views.query(name, relation))
 
     def deploy_views(self, prefix: str = "") -> list[str]:
         """Make the views, or make them anew, and return their names as SQL takes them.
@@ -275,7 +275,7 @@ class CheckpointCatalog:
         Args:
             prefix: is put before every name, for several catalogs in one session.
         """
-        spark, relation = self._sql()
+        sql, relation = self._sql()
         schema = () if self.moment else self.engine.place.schema
         names = {name: TableName((*schema, prefix + name)) for name in views.VIEWS}
 
@@ -283,7 +283,7 @@ class CheckpointCatalog:
             return names[name].sql if name in names else relation(Table(name))
 
         for name in views.VIEWS:
-            spark.sql(views.create_statement(name, names[name], over, temporary=not schema))
+            sql(views.create_statement(name, names[name], over, temporary=not schema))
         return [name.sql for name in names.values()]
 
     def validate(
@@ -644,11 +644,11 @@ class CheckpointCatalog:
         """Return the rows of a stream of some format, or of any, and the protocol's steps on them."""
         return Stream(self.engine, name, format, clock=self._clock, actor=self._actor)
 
-    def _sql(self) -> tuple["SparkSession", Callable[[Table], str]]:
-        """Return the session, and how tables are named in it, at this catalog's moment."""
+    def _sql(self) -> tuple[Callable[[str], "DataFrame"], Callable[[Table], str]]:
+        """Return what runs a statement, and how tables are named in it, at this catalog's moment."""
         engine: Any = self.engine.current if isinstance(self.engine, MomentEngine) else self.engine
-        spark = getattr(engine, "spark", None)
-        if spark is None:
+        sql = getattr(engine, "sql", None)
+        if sql is None:
             raise SessionError("views need Spark: open the catalog with CheckpointCatalog.for_path(spark, path)")
         at = self.moment
         if at is not None and at.version is None:
@@ -658,7 +658,7 @@ class CheckpointCatalog:
             named: str = engine.relation(table, at.version if at and table is Table.CHECKPOINTS else None)
             return named
 
-        return spark, relation
+        return sql, relation
 
 
 def _offset(value: tuple[str, int] | tuple[str, str, int]) -> tuple[str, str | None, int]:

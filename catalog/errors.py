@@ -4,7 +4,7 @@ CatalogError
 ├── InvalidInputError (ValueError)        refused at the boundary, nothing was written
 ├── SessionError (RuntimeError)           Spark, Java or the Delta jars are not there
 ├── NotACatalogError (LookupError)        nothing, or something else, is at that place
-├── UnsupportedFormatError                written by a newer checkpoint-catalog
+├── UnsupportedFormatError                written by a newer checkpoint-catalog, or beyond its format
 ├── ReadOnlyError (PermissionError)       the place cannot be written
 ├── CheckpointNotFoundError (LookupError)
 │   └── ArtifactNotFoundError
@@ -59,7 +59,7 @@ class NotACatalogError(CatalogError, LookupError):
 
 
 class UnsupportedFormatError(CatalogError):
-    """The catalog's table format is newer than this version of the package."""
+    """The catalog's table format is newer than this version of the package, or not for both engines."""
 
 
 class ReadOnlyError(CatalogError, PermissionError):

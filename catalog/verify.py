@@ -27,6 +27,7 @@ from catalog.errors import (
     ClosedIdError,
     CorruptError,
     InvalidInputError,
+    NotACatalogError,
 )
 from catalog.lifecycle import Checkpoint, History
 from catalog.manifest import (
@@ -174,7 +175,7 @@ class Verifier:
                 found = whole.hexdigest()
             except ChunkFault:  # ask again before it is called a fault
                 found = self._stream.hash_of(key, path, prefix, from_trash=True)
-        except ClosedIdError:
+        except (ClosedIdError, NotACatalogError):
             raise
         except ArtifactNotFoundError:
             yield failure("state_missing", f"state data is missing: {path}")

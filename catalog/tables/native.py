@@ -35,7 +35,16 @@ from catalog.tables.native_files import DataFiles
 from catalog.tables.native_log import LoadedTable, Replacement
 from catalog.tables.native_statistics import Snapshot, Where, conditions_of, expression
 from catalog.tables.native_upkeep import Spread, Upkeep
-from catalog.tables.opening import check_format, created, creating, mended, no_catalog
+from catalog.tables.opening import (
+    Protocol,
+    check_folder,
+    check_format,
+    created,
+    creating,
+    lost_bytes,
+    mended,
+    no_catalog,
+)
 from catalog.tables.port import Condition, Engine, Equals, In, Merging, Outcome, Table, Unless, Version
 from catalog.tables.schema import definition
 
@@ -51,7 +60,7 @@ _DELTA_TYPES = {
     "INT": "integer",
     "BIGINT": "long",
     "DECIMAL(20,0)": "decimal(20,0)",
-    "TIMESTAMP": "timestamp",
+    "TIMESTAMP_LTZ": "timestamp",
     "BINARY": "binary",
 }
 
@@ -87,10 +96,11 @@ class NativeEngine:
 
         Raises:
             NotACatalogError: there is no catalog at that place.
-            UnsupportedFormatError: a newer checkpoint-catalog wrote it.
+            UnsupportedFormatError: a newer checkpoint-catalog wrote it, or its tables are not for both engines.
         """
         if maintain_every < 0 or keep_versions < 1:
             raise InvalidInputError("maintain_every must not be negative, and keep_versions must be at least 1")
+        check_folder(place.local_folder)
         self.place = place
         self._commits = Commits(_is_conflict, _is_unknown, attempts=CONFLICT_ATTEMPTS, first_wait_s=0.01)
         self._ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-catalog")
@@ -121,7 +131,8 @@ class NativeEngine:
                     "credentials and the network"
                 ) from error
             raise no_catalog(place, first_line(error), found=True) from error
-        check_format(place, self._tables[Table.CHECKPOINTS].delta.metadata().configuration)
+        checkpoints = self._tables[Table.CHECKPOINTS].delta
+        check_format(place, checkpoints.metadata().configuration, _protocol(checkpoints))
         self._upkeep = {
             table: Upkeep(loaded, clock, maintain_every=maintain_every, keep_versions=keep_versions)
             for table, loaded in self._tables.items()
@@ -138,8 +149,11 @@ class NativeEngine:
             except NotACatalogError as error:
                 if getattr(error, "found", False):
                     raise
+            options_of_storage = dict(storage_options or {})
+            if _lost_bytes(place, options_of_storage):
+                raise lost_bytes(place)
             for table in Table:
-                _create_table(f"{place.path}/{table}", table, dict(storage_options or {}))
+                _create_table(f"{place.path}/{table}", table, options_of_storage)
             created(place)
         return cls(place, storage_options=storage_options, **options)
 
@@ -302,6 +316,14 @@ class NativeEngine:
         self._ahead.shutdown()
 
 
+def _lost_bytes(place: Place, options: dict[str, str]) -> bool:
+    """Say whether there are checkpoints, and no table that could have their bytes."""
+    checkpoints, artifacts = (f"{place.path}/{table}" for table in (Table.CHECKPOINTS, Table.ARTIFACTS))
+    if DeltaTable.is_deltatable(artifacts, options) or not DeltaTable.is_deltatable(checkpoints, options):
+        return False
+    return bool(DeltaTable(checkpoints, storage_options=options).file_uris())
+
+
 def _create_table(uri: str, table: Table, options: dict[str, str]) -> None:
     """Create a table as sql/tables defines it, unless it is there."""
     defined = definition(table)
@@ -326,6 +348,12 @@ def _create_table(uri: str, table: Table, options: dict[str, str]) -> None:
         log.info("somebody else has just created %s: %s", uri, first_line(error))
     except (DeltaError, OSError) as error:
         raise ReadOnlyError(f"cannot create a catalog at {uri}: {first_line(error)}") from error
+
+
+def _protocol(delta: DeltaTable) -> Protocol:
+    found = delta.protocol()
+    features = frozenset({*(found.reader_features or ()), *(found.writer_features or ())})
+    return Protocol(found.min_reader_version, found.min_writer_version, features)
 
 
 def _only(column: pa.ChunkedArray) -> str:

@@ -1,11 +1,13 @@
 """What both engines ask of a place before they create or open a catalog there."""
 
 import logging
+import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
-from catalog.errors import NotACatalogError, ReadOnlyError, UnsupportedFormatError
+from catalog.errors import InvalidInputError, NotACatalogError, ReadOnlyError, UnsupportedFormatError
 from catalog.tables.locks import LOCK_FILE, CommitLock, fsync, fsync_commits, mend_log
 from catalog.tables.names import Place
 from catalog.tables.port import Table
@@ -13,12 +15,46 @@ from catalog.tables.schema import FORMAT_PROPERTY, FORMAT_VERSION
 
 log = logging.getLogger(__name__)
 
+_MISTAKEN = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")
+_PLAIN_READERS, _PLAIN_WRITERS = (1, 3), (1, 2, 7)
+"""Of the highest versions the features say what they are."""
+_PLAIN_FEATURES = frozenset({"appendOnly", "invariants"})
+"""What writer version 2 stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """What a Delta table asks of its readers and writers."""
+
+    reader: int
+    writer: int
+    features: frozenset[str]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether docs/FORMAT.md allows it."""
+        return self.reader in _PLAIN_READERS and self.writer in _PLAIN_WRITERS and self.features <= _PLAIN_FEATURES
+
+    def __str__(self) -> str:
+        further = ", ".join(sorted(self.features - _PLAIN_FEATURES))
+        return f"reader version {self.reader}, writer version {self.writer}{further and f': {further}'}"
+
+
+def check_folder(folder: Path | None) -> None:
+    """Refuse a local folder that delta-rs would take for another one: it decodes names, and more than once."""
+    if folder and _MISTAKEN.search(str(folder)):
+        raise InvalidInputError(
+            f"{str(folder)!r} cannot be a catalog's folder: its path must not have % before two hexadecimal digits, "
+            "a backslash or a control character; rename it or take another one"
+        )
+
 
 def creating(place: Place) -> AbstractContextManager[None]:
     """Let one process at a time create tables in a local folder, and only in one that holds nothing else."""
     folder = place.local_folder
     if folder is None:
         return nullcontext()
+    check_folder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         entries = {entry.name for entry in folder.iterdir()}
@@ -61,8 +97,8 @@ def mended(place: Place) -> bool:
     return bool(aside)
 
 
-def check_format(place: Place, properties: Mapping[str, str]) -> None:
-    """Refuse a table `checkpoints` that is not ours, or newer than this package."""
+def check_format(place: Place, properties: Mapping[str, str], protocol: Protocol) -> None:
+    """Refuse a table `checkpoints` that is not ours, newer than this package, or not for both engines."""
     version = properties.get(FORMAT_PROPERTY) or ""
     if not version.isdecimal():
         raise no_catalog(place, "the table `checkpoints` there was not made by checkpoint-catalog", found=True)
@@ -72,6 +108,23 @@ def check_format(place: Place, properties: Mapping[str, str]) -> None:
             "upgrade checkpoint-catalog",
             version=int(version),
         )
+    if not protocol.is_plain:
+        raise UnsupportedFormatError(
+            f"the table `checkpoints` of {place} uses more of Delta than its format allows ({protocol}), so that not "
+            "every engine could write it: ALTER TABLE … DROP FEATURE takes features away, "
+            "or make a new catalog and import into it",
+            version=int(version),
+        )
+
+
+def lost_bytes(place: Place) -> NotACatalogError:
+    """Return the error that says that a catalog's bytes are gone, which a new table would only hide."""
+    return NotACatalogError(
+        f"the catalog at {place} has checkpoints, but its table `artifacts` is gone, and their bytes with it: bring "
+        "it back, with UNDROP TABLE or from a backup, or take another place",
+        place=str(place),
+        found=True,
+    )
 
 
 def no_catalog(place: Place, why: str, *, found: bool) -> NotACatalogError:

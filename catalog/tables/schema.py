@@ -20,7 +20,7 @@ _TYPES = {
     "INT": pa.int32(),
     "BIGINT": pa.int64(),
     "DECIMAL(20,0)": pa.decimal128(20, 0),
-    "TIMESTAMP": pa.timestamp("us", "UTC"),
+    "TIMESTAMP_LTZ": pa.timestamp("us", "UTC"),
     "BINARY": pa.binary(),
 }
 _TEXT = r"'((?:[^']|'')*)'"

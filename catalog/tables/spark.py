@@ -28,12 +28,12 @@ from catalog.errors import (
     ReadOnlyError,
     SessionError,
 )
-from catalog.session import has_delta
+from catalog.session import SETTINGS, has_delta
 from catalog.tables.commits import JUDGED_BY, Again, Commits, first_line, judge
 from catalog.tables.compaction import CompactionReport
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
 from catalog.tables.names import Place, TableName, path_place
-from catalog.tables.opening import check_format, created, creating, no_catalog
+from catalog.tables.opening import Protocol, check_folder, check_format, created, creating, lost_bytes, no_catalog
 from catalog.tables.port import Between, Condition, Engine, Equals, In, Merging, Outcome, Table, Unless, Version
 from catalog.tables.schema import create_statement
 
@@ -48,8 +48,11 @@ _ONE_FILE_BYTES = 8 << 20
 _SINGLE_WRITER_SCHEMES = ("s3:", "s3a:", "s3n:")
 _CONFLICTS = ("DELTA_CONCURRENT_", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
 _GONE = ("DELTA_VERSION_NOT_FOUND", "DELTA_UNSUPPORTED_TIME_TRAVEL", "DELTA_FILE_NOT_FOUND", "DELTA_CANNOT_TIME_TRAVEL")
+_NOT_THERE = ("TABLE_OR_VIEW_NOT_FOUND", "PATH_NOT_FOUND", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_ONLY_OPERATION")
 _TASKS_AT_ONCE = 32
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+_FEATURE = "delta.feature."
+_SPARK_CATALOG = "spark.sql.catalog.spark_catalog"
 _SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 
 
@@ -83,13 +86,13 @@ class SparkEngine:
 
         Raises:
             NotACatalogError: there is no catalog at that place.
-            UnsupportedFormatError: a newer checkpoint-catalog wrote it.
+            UnsupportedFormatError: a newer checkpoint-catalog wrote it, or its tables are not for both engines.
         """
         self.spark = spark
         self.place = place
         self._commits = Commits(_is_conflict, _is_unknown, attempts=CONFLICT_ATTEMPTS, first_wait_s=0.1)
-        self._names = {table: place.table(table).sql for table in Table}
-        location = _catalog_location(spark, place)
+        self._names = {table: _table_name(spark, place, table) for table in Table}
+        location = _catalog_location(spark, place, self._names)
         self._root = location.rpartition("/")[0].replace("s3a://", "s3://").replace("s3n://", "s3://")
         self._worker_options = dict(worker_options or {})
         self._worker: NativeEngine | None = None
@@ -101,6 +104,7 @@ class SparkEngine:
         self._locks: dict[Table, CommitLock] = {}
         if location.startswith(("file:", "/")):
             root = Path("/" + location.removeprefix("file:").lstrip("/")).parent
+            check_folder(root)
             self._locks = {
                 table: CommitLock(root / table, timeout_s=lock_timeout_s, durable=durable) for table in Table
             }
@@ -118,7 +122,7 @@ class SparkEngine:
                 if place.schema:
                     spark.sql(f"CREATE SCHEMA IF NOT EXISTS {TableName(place.schema).sql}")
                 for table in Table:
-                    spark.sql(create_statement(table, place.table(table).sql))
+                    spark.sql(create_statement(table, _table_name(spark, place, table)))
             except AnalysisException as error:
                 raise NotACatalogError(
                     f"no catalog can be created at {place}: {first_line(error)}", place=str(place), found=True
@@ -199,16 +203,28 @@ class SparkEngine:
             raise OutOfReachError(
                 f"version {version} of {self.place} cannot be read any more: {first_line(error)}", version=version
             ) from error
-        if "FAILED_READ_FILE" not in str(error):
-            raise error
+        if "FAILED_READ_FILE" in str(error):
+            return
+        if isinstance(error, AnalysisException):
+            raise no_catalog(self.place, first_line(error), found=False) from error
+        raise error
 
     def relation(self, table: Table, version: int | None = None) -> str:
         """Return how a table, or an earlier version of it, is named in SQL."""
         return self._names[table] if version is None else f"{self._names[table]} VERSION AS OF {version:d}"
 
+    def sql(self, statement: str) -> DataFrame:
+        """Run a statement over the tables; what Spark says against it is an error of this package."""
+        try:
+            return self.spark.sql(statement)
+        except AnalysisException as error:
+            if any(mark in str(error) for mark in _NOT_THERE):
+                raise no_catalog(self.place, first_line(error), found=False) from error
+            raise CatalogError(f"Spark refused a statement over {self.place}: {first_line(error)}") from error
+
     def versions(self) -> list[Version]:
         """See Engine.versions."""
-        history = self.spark.sql(f"DESCRIBE HISTORY {self._names[Table.CHECKPOINTS]}").select("version", "timestamp")
+        history = self.sql(f"DESCRIBE HISTORY {self._names[Table.CHECKPOINTS]}").select("version", "timestamp")
         rows = history.toArrow().to_pylist()
         return sorted((Version(row["version"], row["timestamp"]) for row in rows), key=lambda one: one.number)
 
@@ -381,28 +397,62 @@ def _failed_at_work(error: PythonException, what: str) -> CatalogError:
     return CatalogError(f"{what} failed in a Python worker of Spark: {raised}")
 
 
-def _catalog_location(spark: SparkSession, place: Place) -> str:
-    """Return where `checkpoints` is, after making sure that it is ours and readable, and the session right for it."""
-    name = place.table(Table.CHECKPOINTS).sql
+def _table_name(spark: SparkSession, place: Place, table: Table) -> str:
+    """Return how a table is named in SQL, whichever catalog of Spark's is the session's current one."""
+    name = place.table(table)
+    # Elsewhere, as on Databricks, Spark's first catalog may be shut, and paths are found without it.
+    if (
+        place.path
+        and spark.conf.get("spark.sql.catalog.spark_catalog", "") == SETTINGS["spark.sql.catalog.spark_catalog"]
+    ):
+        name = TableName(("spark_catalog", *name.parts))
+    return name.sql
+
+
+def _catalog_location(spark: SparkSession, place: Place, names: Mapping[Table, str]) -> str:
+    """Return where `checkpoints` is, after making sure that all is there and ours, and the session right for it."""
+    name = names[Table.CHECKPOINTS]
     try:
         # Not DESCRIBE DETAIL, which takes no name of more than three parts.
         properties = {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
     except AnalysisException as error:
+        if place.path and spark.conf.get("spark.sql.runSQLOnFiles") == "false":
+            raise SessionError(
+                "set spark.sql.runSQLOnFiles to true: without it Spark takes no path for a table"
+            ) from error
         if not has_delta(spark):
             raise SessionError(
                 "this Spark session has no Delta: make it with catalog.session.build_session(), "
                 "or set spark.sql.extensions and spark.sql.catalog.spark_catalog as delta-spark asks"
             ) from error
         raise no_catalog(place, first_line(error), found=False) from error
-    check_format(place, properties)
+    check_format(place, properties, _protocol(properties))
     _check_settings(spark)
+    for table in Table:
+        try:
+            _ = spark.table(names[table]).schema  # Spark Connect looks no earlier
+        except AnalysisException as error:
+            if not any(mark in str(error) for mark in _NOT_THERE):
+                raise no_catalog(place, first_line(error), found=True) from error
+            if table is Table.ARTIFACTS and spark.table(name).limit(1).count():
+                raise lost_bytes(place) from error
+            raise no_catalog(place, f"the table `{table}` is missing", found=False) from error
     described = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
     return next(str(row["data_type"]) for row in described if row["col_name"] == "Location")
+
+
+def _protocol(properties: Mapping[str, str]) -> Protocol:
+    """Return what a table asks of its users; SHOW TBLPROPERTIES tells it beside what was set."""
+    features = frozenset(name.removeprefix(_FEATURE) for name in properties if name.startswith(_FEATURE))
+    reader, writer = (int(properties.get(f"delta.min{role}Version", 1)) for role in ("Reader", "Writer"))
+    return Protocol(reader, writer, features)
 
 
 def _check_settings(spark: SparkSession) -> None:
     if spark.conf.get("spark.databricks.delta.stalenessLimit", "0") not in ("0", "0ms", "0s"):
         raise SessionError("unset spark.databricks.delta.stalenessLimit: a commit must see what is there now")
+    if spark.conf.get("spark.sql.parquet.outputTimestampType") == "TIMESTAMP_MILLIS":
+        raise SessionError("set spark.sql.parquet.outputTimestampType to TIMESTAMP_MICROS: times must not be cut short")
     if (
         int(spark.conf.get(_SNAPSHOT_PARTITIONS, "50") or 50) > 8
         or spark.conf.get("spark.sql.session.timeZone") != "UTC"

@@ -11,7 +11,7 @@ CREATE TABLE IF NOT EXISTS {table} (
   scope STRING COMMENT 'exclusive, or shared with later checkpoints',
   cutting STRING COMMENT 'how it is cut into chunks: fixed (4 MiB), or content; readers need not know',
   hashing STRING COMMENT 'what artifact_sha256 is over: bytes, or chunks (their hashes)',
-  staged_at TIMESTAMP NOT NULL COMMENT 'when its writer began; clean-up waits a grace period from here',
+  staged_at TIMESTAMP_LTZ NOT NULL COMMENT 'when its writer began; clean-up waits a grace period from here',
   chunk_no INT NOT NULL COMMENT 'from 0',
   chunk_count INT COMMENT 'how many there are; on the last chunk only, as all totals: a stream''s end is not known before',
   chunk_size INT NOT NULL COMMENT 'bytes in this chunk',
@@ -36,5 +36,12 @@ TBLPROPERTIES (
   'delta.deletedFileRetentionDuration' = 'interval 2 days',
   'delta.logRetentionDuration' = 'interval 2 days',
   'delta.checkpointInterval' = '50',
-  'delta.enableDeletionVectors' = 'false'
+  'delta.enableDeletionVectors' = 'false',
+  'delta.columnMapping.mode' = 'none',
+  'delta.enableRowTracking' = 'false',
+  'delta.enableInCommitTimestamps' = 'false',
+  'delta.enableTypeWidening' = 'false',
+  'delta.enableChangeDataFeed' = 'false',
+  'delta.checkpointPolicy' = 'classic',
+  'delta.appendOnly' = 'false'
 )

@@ -7,14 +7,14 @@ CREATE TABLE IF NOT EXISTS {table} (
   change STRING NOT NULL COMMENT 'saved, prepared, promoted, updated, pinned, unpinned, folded, trashed, restored, purged, abandoned',
   format STRING NOT NULL COMMENT 'manifest-v1, manifest-v2 or state-v1; one per stream',
   insert_id STRING NOT NULL COMMENT 'by which a writer recognizes its own row after an unknown outcome',
-  at TIMESTAMP NOT NULL COMMENT 'when, later than the at of every row it stands on',
+  at TIMESTAMP_LTZ NOT NULL COMMENT 'when, later than the at of every row it stands on',
   actor STRING COMMENT 'who made the change',
   reason STRING COMMENT 'why',
-  until TIMESTAMP COMMENT 'end of the undo window (trashed), or expiry (pinned)',
+  until TIMESTAMP_LTZ COMMENT 'end of the undo window (trashed), or expiry (pinned)',
   attempt STRING COMMENT 'whose artifact rows belong to it (saved, prepared, folded), or are given up (abandoned)',
   parent STRING COMMENT 'key of the checkpoint that its deltas stand on; NULL when it is complete',
   epoch DECIMAL(20,0) COMMENT 'exactly-once epoch',
-  created_at TIMESTAMP COMMENT 'the manifest''s own creation time',
+  created_at TIMESTAMP_LTZ COMMENT 'the manifest''s own creation time',
   watermark DECIMAL(20,0) COMMENT 'event-time watermark as the producer gave it',
   event_count DECIMAL(20,0) COMMENT 'events processed (state-v1)',
   pipeline_hash DECIMAL(20,0) COMMENT 'identity of the pipeline (manifest-v1)',
@@ -44,6 +44,14 @@ TBLPROPERTIES (
   'delta.deletedFileRetentionDuration' = 'interval 7 days',
   'delta.logRetentionDuration' = 'interval 7 days',
   'delta.checkpointInterval' = '50',
-  -- Neither engine may meet a feature that the other one cannot write.
-  'delta.enableDeletionVectors' = 'false'
+  -- Neither engine may meet a feature that the other one cannot write. Said here, because else a session's defaults
+  -- (spark.databricks.delta.properties.defaults) decide.
+  'delta.enableDeletionVectors' = 'false',
+  'delta.columnMapping.mode' = 'none',
+  'delta.enableRowTracking' = 'false',
+  'delta.enableInCommitTimestamps' = 'false',
+  'delta.enableTypeWidening' = 'false',
+  'delta.enableChangeDataFeed' = 'false',
+  'delta.checkpointPolicy' = 'classic',
+  'delta.appendOnly' = 'false'
 )

@@ -4,7 +4,7 @@ CREATE TABLE IF NOT EXISTS {table} (
   stream STRING NOT NULL COMMENT 'the stream it is about',
   checkpoint_key STRING COMMENT 'the checkpoint it is about, if it is about one',
   event STRING NOT NULL COMMENT 'verified, drilled, folded, swept, job run …',
-  at TIMESTAMP NOT NULL COMMENT 'when',
+  at TIMESTAMP_LTZ NOT NULL COMMENT 'when',
   actor STRING COMMENT 'who',
   details STRING COMMENT 'measurements and findings, as JSON'
 )
@@ -18,5 +18,12 @@ TBLPROPERTIES (
   'delta.deletedFileRetentionDuration' = 'interval 2 days',
   'delta.logRetentionDuration' = 'interval 2 days',
   'delta.checkpointInterval' = '50',
-  'delta.enableDeletionVectors' = 'false'
+  'delta.enableDeletionVectors' = 'false',
+  'delta.columnMapping.mode' = 'none',
+  'delta.enableRowTracking' = 'false',
+  'delta.enableInCommitTimestamps' = 'false',
+  'delta.enableTypeWidening' = 'false',
+  'delta.enableChangeDataFeed' = 'false',
+  'delta.checkpointPolicy' = 'classic',
+  'delta.appendOnly' = 'false'
 )

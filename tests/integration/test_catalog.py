@@ -5,9 +5,11 @@ import pickle
 import shutil
 import uuid
 from datetime import UTC, datetime
+from functools import partial
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from catalog import (
     CatalogError,
@@ -110,6 +112,120 @@ def test_a_newer_format_is_refused(spark, tmp_path):
     for opening in (CheckpointCatalog.for_path, CheckpointCatalog.create):
         with pytest.raises(UnsupportedFormatError, match="upgrade checkpoint-catalog"):
             opening(spark, tmp_path / "catalog")
+
+
+DEFAULTS = {
+    "spark.sql.timestampType": "TIMESTAMP_NTZ",
+    **{
+        f"spark.databricks.delta.properties.defaults.{name}": value
+        for name, value in {
+            "columnMapping.mode": "name",
+            "enableRowTracking": "true",
+            "enableInCommitTimestamps": "true",
+            "enableTypeWidening": "true",
+            "enableChangeDataFeed": "true",
+            "enableDeletionVectors": "true",
+            "checkpointPolicy": "v2",
+            "appendOnly": "true",
+        }.items()
+    },
+}
+
+
+def test_a_sessions_defaults_for_tables_do_not_change_what_a_catalog_is(spark, tmp_path):
+    for name, value in DEFAULTS.items():
+        spark.conf.set(name, value)
+    try:
+        by_spark = CheckpointCatalog.create(spark, tmp_path / "catalog")
+        native = CheckpointCatalog.native(tmp_path / "catalog")
+        for number, catalog in enumerate((by_spark, native), start=1):
+            catalog.store("s").save_with_state(CheckpointManifest.new(number, epoch=1), [b"state"])
+        for catalog in (by_spark, native):
+            assert [catalog.store("s").load_state_data(one) for one in (1, 2)] == [b"state"] * 2
+            assert catalog.validate(depth="hashes").results == ()
+    finally:
+        for name in DEFAULTS:
+            spark.conf.unset(name)
+    for table in Table:
+        protocol = DeltaTable(str(tmp_path / "catalog" / table)).protocol()
+        assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
+
+
+def test_a_table_with_features_that_only_one_engine_can_write_is_refused(spark, tmp_path):
+    CheckpointCatalog.create(spark, tmp_path / "catalog")
+    table = f"delta.`{tmp_path}/catalog/checkpoints`"
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')")
+    for opening in (partial(CheckpointCatalog.for_path, spark), CheckpointCatalog.native):
+        with pytest.raises(UnsupportedFormatError, match=r"writer version 7: .*rowTracking"):
+            opening(tmp_path / "catalog")
+
+
+def test_a_catalog_that_was_removed_is_told_as_none(spark, tmp_path):
+    catalog = CheckpointCatalog.create(spark, tmp_path / "catalog")
+    catalog.store("s").save(CheckpointManifest.new(1, epoch=1))
+    shutil.rmtree(tmp_path / "catalog")
+    for look in (catalog.store("s").list_ids, catalog.streams, partial(catalog.as_of, version=1)):
+        with pytest.raises(NotACatalogError, match="no checkpoint catalog at"):
+            look()
+    for deploy in (partial(catalog.view, "checkpoint_list"), catalog.deploy_views):
+        with pytest.raises(NotACatalogError, match="no checkpoint catalog at"):
+            deploy()
+
+
+def test_a_missing_table_is_noticed_and_made_anew_only_if_no_bytes_are_lost_by_it(spark):
+    name = f"ckpt_{uuid.uuid4().hex[:6]}"
+    opened = CheckpointCatalog.create(spark, name)
+    for table in (Table.EVENTS, Table.ARTIFACTS):
+        spark.sql(f"DROP TABLE {name}.{table}")
+        with pytest.raises(NotACatalogError, match=f"the table `{table}` is missing"):
+            CheckpointCatalog.for_name(spark, name)
+        opened = CheckpointCatalog.create(spark, name)
+    opened.store("s").save_with_state(CheckpointManifest.new(1, epoch=1), [b"state"])
+    spark.sql(f"DROP TABLE {name}.artifacts")
+    for opening in (CheckpointCatalog.for_name, CheckpointCatalog.create):
+        with pytest.raises(NotACatalogError, match="`artifacts` is gone"):
+            opening(spark, name)
+    assert not spark.catalog.tableExists(f"{name}.artifacts")
+
+
+def test_a_catalog_by_path_is_found_whatever_the_sessions_current_catalog_is(spark, tmp_path):
+    jdbc = "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog"
+    driver = "org.apache.derby.iapi.jdbc.AutoloadedDriver"
+    for name, value in {"": jdbc, ".url": "jdbc:derby:memory:other;create=true", ".driver": driver}.items():
+        spark.conf.set(f"spark.sql.catalog.other{name}", value)
+    spark.sql("USE other")
+    try:
+        catalog = CheckpointCatalog.create(spark, tmp_path / "catalog")
+        store = catalog.store("s", max_retained=1)
+        for number in (1, 2):
+            store.save_with_state(CheckpointManifest.new(number, epoch=1), [b"state"])
+        assert catalog.as_of(version=1).store("s").list_ids() == [1]
+        assert [row["checkpoint_id"] for row in catalog.view("checkpoint_list").collect()] == ["2"]
+    finally:
+        spark.sql("USE spark_catalog")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS"), ("spark.sql.runSQLOnFiles", "false")],
+)
+def test_a_session_that_cuts_times_short_or_takes_no_paths_is_refused_with_the_setting_to_change(
+    spark, place, setting, value
+):
+    spark.conf.set(setting, value)
+    try:
+        with pytest.raises(SessionError, match=f"set {setting} to"):
+            CheckpointCatalog.for_path(spark, place)
+    finally:
+        spark.conf.unset(setting)
+
+
+def test_a_view_that_cannot_be_made_is_told_in_one_sentence(spark):
+    name = f"ckpt_{uuid.uuid4().hex[:6]}"
+    catalog = CheckpointCatalog.create(spark, name)
+    spark.sql(f"CREATE TABLE {name}.checkpoint_list (x INT) USING parquet")
+    with pytest.raises(CatalogError, match=r"Spark refused a statement over .*checkpoint_list"):
+        catalog.deploy_views()
 
 
 def test_a_read_only_folder_is_refused_before_anything_is_written(spark):

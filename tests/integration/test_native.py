@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -106,6 +107,39 @@ def test_a_create_again_opens_what_is_there(tmp_path):
     save(new_catalog(tmp_path).store("s"))
     assert new_catalog(tmp_path).store("s").list_ids() == [1]
     assert CheckpointCatalog.native(f"file:{tmp_path}/catalog").store("s").list_ids() == [1]
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a%2Fb", "a\\b", "a\nb"], ids=ascii)
+def test_a_folder_that_delta_rs_takes_for_another_is_refused_and_not_made(tmp_path, name):
+    """With a catalog in `a b`, it is that one's log that delta-rs reads for `a%20b`."""
+    save(CheckpointCatalog.native(tmp_path / "a b", create=True).store("s"))
+    for create in (True, False):
+        with pytest.raises(InvalidInputError, match="cannot be a catalog's folder"):
+            CheckpointCatalog.native(tmp_path / name / "catalog", create=create)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a b"]
+
+
+@pytest.mark.parametrize("name", ["a b", "50%", "%zz", "#?*[]{}:;+", "é", "'\"`~"])
+def test_any_other_folder_is_itself(tmp_path, name):
+    store = CheckpointCatalog.native(tmp_path / name, create=True).store("s")
+    save(store, times=11)
+    assert CheckpointCatalog.native(tmp_path / name).store("s").list_ids() == store.list_ids()
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+def test_a_missing_table_is_made_anew_only_if_no_bytes_are_lost_by_it(tmp_path):
+    place = tmp_path / "catalog"
+    new_catalog(tmp_path)
+    for table in (Table.EVENTS, Table.ARTIFACTS):
+        shutil.rmtree(place / table)
+        with pytest.raises(NotACatalogError, match="no checkpoint catalog at"):
+            CheckpointCatalog.native(place)
+        store = new_catalog(tmp_path).store("s")
+    store.save_with_state(CheckpointManifest.new(1, epoch=1), [b"state"])
+    shutil.rmtree(place / Table.ARTIFACTS)
+    with pytest.raises(NotACatalogError, match="`artifacts` is gone"):
+        new_catalog(tmp_path)
+    assert not (place / Table.ARTIFACTS).exists()
 
 
 def test_both_engines_create_the_same_tables(spark, tmp_path):
