@@ -77,6 +77,7 @@ def write(engine: Engine, columns: Mapping[str, Any], source: Source, how: Writi
             size += sum(len(row.pop("data") or b"") for row in part)
             written.extend(part)
             yield table
+            del table  # it is not held while the next part is made
 
     # Closed whatever happens: whoever keeps an error must not keep the threads that hash.
     with closing(chunk_rows(columns, pieces_of(source), replace(how, still=still))) as rows:

@@ -173,6 +173,7 @@ class DataFiles:
                 if self.folder and self.durable and rows.nbytes >= SMALL_FILE:
                     # The disk works while the next part is made.
                     syncing.append(start(self._ahead, fsync, self.folder / path))
+                del rows  # it is not held while the next part is made
             if writer:
                 writer.close()
             for one in syncing:
