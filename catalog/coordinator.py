@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 600.0
 BACKGROUND_NICE = 10
+CLOSING_S = 5.0
+"""How long closing waits for operators that were given up to notice, and to release what they hold."""
 SAVEPOINT_PIN = "savepoint"
 NO_CLAIM_PIN = "restored from without claim"
 
@@ -140,9 +143,7 @@ class CheckpointCoordinator:
         self._operators = dict(operators)
         self._timeout_s = timeout_s
         self._factory_options = factory_options
-        self._writing = ThreadPoolExecutor(
-            parallelism or max(len(operators), 1), thread_name_prefix="snapshot", initializer=_yield_to_processing
-        )
+        self._writers = _Writers(parallelism or max(len(operators), 1))
         self._completing = ThreadPoolExecutor(thread_name_prefix="checkpoint")
         self._lock = threading.Lock()
         self._next_id = 1
@@ -199,7 +200,7 @@ class CheckpointCoordinator:
                 tasks[name] = self._prepare(name, strategy, factory, manifest, snapshot_type, handles)
             name = ""
             pending = PendingCheckpoint(id, factory, tasks)
-            writing = [self._writing.submit(_run, task) for task in tasks.values()]
+            writing = {name: self._writers.submit(task) for name, task in tasks.items()}
             self._completing.submit(self._complete, pending, manifest, writing, snapshot_type, began, restores)
         except BaseException as error:
             aborted = self._abort(id, factory, tasks, f"operator {name!r} failed: {error}" if name else str(error))
@@ -247,9 +248,10 @@ class CheckpointCoordinator:
         return RestoredCheckpoint(checkpoint_id, manifest, report, self._store)
 
     def close(self) -> None:
-        """Wait for checkpoints that are on their way."""
+        """Wait for checkpoints that are on their way, but not for an operator that hangs."""
+        self._writers.close()
         self._completing.shutdown()
-        self._writing.shutdown()
+        self._writers.join(CLOSING_S)
 
     def __enter__(self) -> "CheckpointCoordinator":
         return self
@@ -290,7 +292,7 @@ class CheckpointCoordinator:
         self,
         pending: PendingCheckpoint,
         manifest: CheckpointManifest,
-        writing: list[Future[SnapshotResult]],
+        writing: Mapping[str, Future[SnapshotResult]],
         snapshot_type: SnapshotType,
         began: float,
         restores: int,
@@ -319,19 +321,19 @@ class CheckpointCoordinator:
         return self._previous is None or self._previous.checkpoint_id < manifest.checkpoint_id
 
     def _collect(
-        self, pending: PendingCheckpoint, writing: list[Future[SnapshotResult]], began: float
+        self, pending: PendingCheckpoint, writing: Mapping[str, Future[SnapshotResult]], began: float
     ) -> dict[str, SnapshotResult]:
         left_s = max(self._timeout_s - (time.monotonic() - began), 0)
-        _, waiting = wait(writing, min(left_s, threading.TIMEOUT_MAX), FIRST_EXCEPTION)
-        failed = {name: error for name, task in pending._tasks.items() if task.done() and (error := _error(task))}
+        _, waiting = wait(writing.values(), min(left_s, threading.TIMEOUT_MAX), FIRST_EXCEPTION)
+        failed = {name: error for name, one in writing.items() if one.done() and (error := one.exception())}
         id, factory, tasks = pending.checkpoint_id, pending._factory, pending._tasks
         if failed:
             name, error = next(iter(failed.items()))
             raise self._abort(id, factory, tasks, f"operator {name!r} failed: {error}") from error
         if waiting:
-            slow = ", ".join(repr(name) for name, task in tasks.items() if not task.done())
+            slow = ", ".join(repr(name) for name, one in writing.items() if one in waiting)
             raise self._abort(id, factory, tasks, f"it took longer than {self._timeout_s:g} s; still writing: {slow}")
-        return {name: task.result() for name, task in tasks.items()}
+        return {name: one.result() for name, one in writing.items()}
 
     def _abort(
         self, id: int, factory: CatalogStreamFactory, tasks: Mapping[str, SnapshotTask], why: str
@@ -340,6 +342,7 @@ class CheckpointCoordinator:
         factory.close()
         for task in tasks.values():
             task.cancel()
+            self._writers.make_room(task)
         try:
             self._store.abandon(id, factory, why)
         except CatalogError:
@@ -353,6 +356,66 @@ class CheckpointCoordinator:
         return manifest
 
 
+class _Writers:
+    """Threads that run tasks, first come, first served; one that was given up while it runs holds up no other."""
+
+    def __init__(self, count: int) -> None:
+        self._lock = threading.Lock()
+        self._free = count
+        self._waiting: deque[tuple[SnapshotTask, Future[SnapshotResult]]] = deque()
+        self._running: set[SnapshotTask] = set()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    def submit(self, task: SnapshotTask) -> Future[SnapshotResult]:
+        told: Future[SnapshotResult] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the coordinator was closed before")
+            self._waiting.append((task, told))
+            self._start()
+        return told
+
+    def make_room(self, task: SnapshotTask) -> None:
+        """Let the next one run beside this one, if it runs."""
+        with self._lock:
+            if task in self._running:
+                self._running.remove(task)
+                self._free += 1
+                self._start()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for threads, but not longer than this: one may hang."""
+        until = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(until - time.monotonic(), 0))
+
+    def _start(self) -> None:
+        while self._free and self._waiting:
+            task, told = self._waiting.popleft()
+            # A daemon, so that one that hangs does not keep the interpreter from ending.
+            thread = threading.Thread(target=self._run, args=(task, told), name="snapshot", daemon=True)
+            thread.start()
+            self._free -= 1
+            self._running.add(task)
+            self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+
+    def _run(self, task: SnapshotTask, told: Future[SnapshotResult]) -> None:
+        _yield_to_processing()
+        try:
+            task.run()
+            result = task.result()
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits for all operators
+            told.set_exception(error)
+        else:
+            told.set_result(result)
+        self.make_room(task)
+
+
 def _yield_to_processing() -> None:
     """Let processing go first where there are too few cores; threads that this one starts do so too."""
     if sys.platform == "linux":  # elsewhere this would be the whole process
@@ -361,16 +424,3 @@ def _yield_to_processing() -> None:
             # Never above what a person gave the process: that takes a privilege, and is not wanted.
             nice = max(os.getpriority(os.PRIO_PROCESS, thread), BACKGROUND_NICE)
             os.setpriority(os.PRIO_PROCESS, thread, nice)
-
-
-def _run(task: SnapshotTask) -> SnapshotResult:
-    task.run()
-    return task.result()
-
-
-def _error(task: SnapshotTask) -> BaseException | None:
-    try:
-        task.result()
-    except BaseException as error:  # noqa: BLE001 - it is the answer
-        return error
-    return None

@@ -183,6 +183,25 @@ def test_an_operator_that_is_too_slow_ends_the_checkpoint_and_leaves_nothing(job
     assert job.artifacts() == 0
 
 
+def test_an_operator_that_hangs_holds_up_neither_later_checkpoints_nor_the_end(job, monkeypatch):
+    monkeypatch.setattr("catalog.coordinator.CLOSING_S", 0)
+    go_on, over = threading.Event(), threading.Event()
+    work = [lambda _: SnapshotResult.empty(), lambda _: go_on.wait(60)]
+
+    def hangs_once(factory):
+        return work.pop()(factory)
+
+    it = CheckpointCoordinator(job.store, {"op": Scripted(hangs_once)}, timeout_s=1)
+    with pytest.raises(CheckpointAbortedError, match="still writing: 'op'"):
+        it.trigger(epoch=1).result()
+    assert it.trigger(epoch=1).result().checkpoint_id == 2
+    closing = threading.Thread(target=lambda: (it.close(), over.set()), daemon=True)
+    closing.start()
+    closed = over.wait(10)
+    go_on.set()
+    assert closed
+
+
 def test_a_cancelled_checkpoint_is_given_up(job):
     running, go_on = threading.Event(), threading.Event()
 
@@ -225,7 +244,7 @@ def test_a_closed_coordinator_prepares_nothing_it_does_not_release(job):
     strategy = Scripted(writes)
     it = coordinator(job, op=strategy)
     it.close()
-    with pytest.raises(CheckpointAbortedError, match="shutdown"):
+    with pytest.raises(CheckpointAbortedError, match="closed"):
         it.trigger(epoch=1)
     assert strategy.told.count("prepare 1") == strategy.told.count("release 1")
 
