@@ -23,7 +23,7 @@ from catalog.protocol import Stream
 from catalog.reader import ROUNDS
 from catalog.snapshot import CheckpointOptions, ExecutionType, SnapshotStrategyRunner
 from catalog.store import CheckpointStore
-from catalog.strategies import DirectorySnapshotStrategy, FilesSnapshotStrategy
+from catalog.strategies import DirectorySnapshotStrategy, FilesSnapshotStrategy, below, require_file
 from catalog.stream_factory import open_handle
 
 OPERATOR = "files"
@@ -37,7 +37,7 @@ def find(paths: Sequence[Path]) -> dict[str, Path]:
         InvalidInputError: there are none, or something is there that cannot be saved as a file.
     """
     if len(paths) == 1 and paths[0].is_dir():
-        found = {file.relative_to(paths[0]).as_posix(): file for file in _below(paths[0])}
+        found = {file.relative_to(paths[0]).as_posix(): file for file in below(paths[0])}
     else:
         found = {}
         for path in paths:
@@ -47,26 +47,11 @@ def find(paths: Sequence[Path]) -> dict[str, Path]:
                 raise InvalidInputError(f"two files are called {path.name!r}: put them into one folder, and give that")
             found[path.name] = path
     for name, file in found.items():
-        if not file.is_file():
-            there = file.exists() or file.is_symlink()
-            what = "is not a file, nor a link to one" if there else "is not there"
-            raise InvalidInputError(f"{str(file)!r} {what}: nothing was saved")
+        require_file(file)
         keys.text(name, f"the name of {str(file)!r}")
     if not found:
         raise InvalidInputError(f"there are no files in {paths[0]}" if paths else "there are no files to save")
     return found
-
-
-def _below(folder: Path) -> Iterator[Path]:
-    """Yield all that is in a folder and below, except folders, in order; what cannot be listed is an error."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    for root, folders, names in os.walk(folder, onerror=fail):
-        folders.sort()
-        links = [name for name in folders if Path(root, name).is_symlink()]  # are not walked into
-        yield from (Path(root, name) for name in sorted([*names, *links]))
 
 
 def save(

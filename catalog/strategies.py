@@ -4,7 +4,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -222,7 +222,8 @@ class FilesSnapshotStrategy(SnapshotStrategy[NamedFiles]):
 class DirectorySnapshotStrategy(FilesSnapshotStrategy):
     """Writes a directory of files that are never changed once written, as RocksDB keeps its state.
 
-    The synchronous part makes hard links, so files may be removed meanwhile.
+    The synchronous part makes hard links, so files may be removed meanwhile. A link to a file is saved as the file;
+    what is neither, such as a link to a folder, is refused: state must not be incomplete and nobody know.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -235,11 +236,14 @@ class DirectorySnapshotStrategy(FilesSnapshotStrategy):
 
     def sync_prepare_resources(self, checkpoint_id: int) -> LinkedFiles:
         """See SnapshotStrategy."""
+        if not self._directory.is_dir():
+            raise InvalidInputError(f"{str(self._directory)!r} is not a folder: there is no state to save")
         parent = self._directory.parent
         folder = Path(tempfile.mkdtemp(prefix=f".{self._directory.name}-{checkpoint_id}-", dir=parent))
         files: dict[str, Path] = {}
         try:
-            for number, file in enumerate(sorted(one for one in self._directory.rglob("*") if one.is_file())):
+            for number, file in enumerate(below(self._directory)):
+                require_file(file)
                 link = folder / str(number)
                 os.link(file.resolve(), link)  # what a symbolic link leads to: a relative one leads nowhere from there
                 files[file.relative_to(self._directory).as_posix()] = link
@@ -247,6 +251,26 @@ class DirectorySnapshotStrategy(FilesSnapshotStrategy):
             shutil.rmtree(folder)
             raise
         return LinkedFiles(files, folder)
+
+
+def below(folder: Path) -> Iterator[Path]:
+    """Yield all that is in a folder and below, except folders, in order; what cannot be listed is an error."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for root, folders, names in os.walk(folder, onerror=fail):
+        folders.sort()
+        links = [name for name in folders if Path(root, name).is_symlink()]  # are not walked into
+        yield from (Path(root, name) for name in sorted([*names, *links]))
+
+
+def require_file(file: Path) -> None:
+    """Refuse what cannot be saved as a file."""
+    if not file.is_file():
+        there = file.exists() or file.is_symlink()
+        what = "is not a file, nor a link to one" if there else "is not there"
+        raise InvalidInputError(f"{str(file)!r} {what}: nothing was saved")
 
 
 def _is_same(file: Path, handle: StateHandle) -> bool:

@@ -7,6 +7,7 @@ class TestMySnapshots(SnapshotStrategySuite):
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -229,6 +230,33 @@ class SnapshotStrategySuite:
             task.result()
         assert strategy.told.count("release 1") == 1
         assert checkpoints.artifacts() == 0
+
+    @pytest.mark.parametrize("what", ["nothing", "a file", "a link to a folder", "a link to nowhere", "no access"])
+    def test_a_directory_is_saved_whole_or_not_at_all(
+        self, factory: CheckpointStreamFactory, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        state = tmp_path / "state"
+        if what == "a file":
+            state.write_bytes(LARGE)
+        elif what != "nothing":
+            (state / "folder").mkdir(parents=True)
+            (state / "file").write_bytes(LARGE)
+        if what.startswith("a link"):
+            (state / "link").symlink_to("folder" if what == "a link to a folder" else "nowhere")
+        if what == "no access":  # as root would be let in
+            listed = os.scandir
+
+            def refuse(folder: object) -> object:
+                if str(folder).endswith("folder"):
+                    raise PermissionError(f"no access to {folder}")
+                return listed(folder)  # type: ignore[call-overload]
+
+            monkeypatch.setattr(os, "scandir", refuse)
+        told = "no access" if what == "no access" else "is not a f"
+        with pytest.raises(OSError if what == "no access" else InvalidInputError, match=told):
+            self.started(DirectorySnapshotStrategy(state), factory)
+        monkeypatch.undo()
+        assert [one.name for one in tmp_path.iterdir() if one != state] == [], "no links are left"
 
     def test_a_link_in_a_directory_is_the_file_that_it_leads_to(
         self, checkpoints: StreamCheckpoints, factory: CheckpointStreamFactory, tmp_path: Path
