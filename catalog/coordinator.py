@@ -14,9 +14,17 @@ from enum import StrEnum
 from typing import Any, BinaryIO
 
 from catalog import keys
-from catalog.errors import CatalogError, CheckpointAbortedError, CheckpointNotFoundError, InvalidInputError
+from catalog.errors import (
+    CatalogError,
+    CheckpointAbortedError,
+    CheckpointNotFoundError,
+    ConflictError,
+    InvalidInputError,
+    TrashedError,
+)
 from catalog.handles import StateHandle
 from catalog.manifest import CheckpointManifest
+from catalog.reader import ROUNDS
 from catalog.recovery import RecoveryReport
 from catalog.snapshot import (
     CheckpointOptions,
@@ -26,6 +34,7 @@ from catalog.snapshot import (
     SnapshotStrategyRunner,
     SnapshotTask,
     SnapshotType,
+    one_of,
 )
 from catalog.store import CheckpointStore
 from catalog.stored_json import plain
@@ -178,12 +187,9 @@ class CheckpointCoordinator:
             CheckpointAbortedError: an operator's synchronous part failed; the id is closed.
         """
         began = time.monotonic()
-        try:
-            snapshot_type = SnapshotType(snapshot_type)
-        except ValueError as error:
-            raise InvalidInputError(
-                f"snapshot_type must be one of {', '.join(SnapshotType)}, not {snapshot_type!r}"
-            ) from error
+        snapshot_type = one_of(SnapshotType, snapshot_type, "snapshot_type")
+        if isinstance(sinks, str) or not isinstance(sinks, Iterable):
+            raise InvalidInputError(f"sinks must be a list of names, not {sinks!r}")
         statuses = dict.fromkeys(sinks, "Pending")
         id = self._take_id(checkpoint_id)
         manifest = CheckpointManifest.new(
@@ -211,14 +217,15 @@ class CheckpointCoordinator:
 
     def sink_committed(self, checkpoint_id: int, sink: str) -> None:
         """Write down that a sink has committed a checkpoint; statuses never go back."""
-        manifest = self._load(checkpoint_id)
+        manifest = self._load_with(sink, checkpoint_id)
         committed = manifest.with_sink_status(sink, "Committed")
         epochs = {**manifest.sink_epochs, sink: manifest.epoch}
         self._store.update_manifest(committed.model_copy(update={"sink_epochs": epochs}))
 
     def sink_failed(self, checkpoint_id: int, sink: str, error: str) -> None:
         """Write down that a sink could not commit a checkpoint, and why."""
-        self._store.update_manifest(self._load(checkpoint_id).with_sink_status(sink, "Failed", error=error))
+        manifest = self._load_with(sink, checkpoint_id)
+        self._store.update_manifest(manifest.with_sink_status(sink, "Failed", error=error))
 
     def restore(
         self, checkpoint_id: int | None = None, *, mode: RestoreMode = RestoreMode.CLAIM, allow_pending: bool = False
@@ -230,7 +237,7 @@ class CheckpointCoordinator:
             mode: who owns it.
             allow_pending: also take one whose sinks are pending or failed: what they did not commit is lost to them.
         """
-        mode = RestoreMode(mode)
+        mode = one_of(RestoreMode, mode, "mode")
         report = None
         if checkpoint_id is None:
             report = self._store.recover_latest_validated(allow_pending=allow_pending)
@@ -305,7 +312,7 @@ class CheckpointCoordinator:
             self._store.save_with_handles(manifest, pending._factory)
             savepoint = snapshot_type is SnapshotType.SAVEPOINT
             if savepoint:
-                self._store.pin(manifest.checkpoint_id, SAVEPOINT_PIN)
+                self._pin(manifest.checkpoint_id)
             with self._lock:
                 if not savepoint and restores == self._restores and self._newest(manifest):
                     self._previous, self._shares = manifest, True
@@ -316,6 +323,25 @@ class CheckpointCoordinator:
             pending._future.set_exception(error)
         else:
             pending._future.set_result(completed)
+
+    def _pin(self, id: int) -> None:
+        """Pin a savepoint; a save that was faster may have let it go, and then it is taken out of the trash first."""
+        told: CatalogError
+        for _ in range(ROUNDS):
+            try:
+                self._store.pin(id, SAVEPOINT_PIN)
+            except TrashedError as error:
+                told = error
+                with suppress(ConflictError):
+                    self._store.restore(id)
+            except ConflictError as error:
+                told = error
+            else:
+                return
+        raise CatalogError(
+            f"savepoint {id} is saved, but not pinned, and may be pruned: pin it by CheckpointStore.pin: {told}",
+            checkpoint_id=id,
+        ) from told
 
     def _newest(self, manifest: CheckpointManifest) -> bool:
         return self._previous is None or self._previous.checkpoint_id < manifest.checkpoint_id
@@ -348,6 +374,15 @@ class CheckpointCoordinator:
         except CatalogError:
             log.exception("checkpoint %d could not be closed; what was written for it is left to the sweep", id)
         return CheckpointAbortedError(f"checkpoint {id} was given up: {why}", checkpoint_id=id)
+
+    def _load_with(self, sink: str, checkpoint_id: int) -> CheckpointManifest:
+        manifest = self._load(checkpoint_id)
+        if sink not in manifest.sink_commit_statuses:
+            has = ", ".join(map(repr, sorted(manifest.sink_commit_statuses))) or "none"
+            raise InvalidInputError(
+                f"checkpoint {checkpoint_id} has no sink {sink!r}: nothing was changed; sinks that it has: {has}"
+            )
+        return manifest
 
     def _load(self, checkpoint_id: int) -> CheckpointManifest:
         manifest = self._store.load_by_id(checkpoint_id)

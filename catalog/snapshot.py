@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import BinaryIO, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from catalog import keys
 from catalog.errors import InvalidInputError, SnapshotCancelledError
@@ -156,7 +156,7 @@ class SnapshotStrategyRunner(Generic[R]):
         """
         self._description = description
         self._strategy = _given(strategy, "strategy")
-        self._execution_type = ExecutionType(execution_type)
+        self._execution_type = one_of(ExecutionType, execution_type, "execution_type")
 
     def snapshot(
         self,
@@ -350,6 +350,7 @@ class _Made:
 
 
 T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
 
 
 def _raising(error: BaseException) -> SnapshotResultSupplier:
@@ -357,6 +358,14 @@ def _raising(error: BaseException) -> SnapshotResultSupplier:
         raise error
 
     return fail
+
+
+def one_of(kind: type[E], value: Any, what: str) -> E:
+    """Return the member of an enumeration that a value is or says."""
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise InvalidInputError(f"{what} must be one of {', '.join(kind)}, not {value!r}") from error
 
 
 def _given(value: T | None, what: str) -> T:

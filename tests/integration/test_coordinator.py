@@ -13,6 +13,8 @@ from catalog import (
     CheckpointCoordinator,
     CheckpointManifest,
     CheckpointNotFoundError,
+    CheckpointStore,
+    ConflictError,
     InvalidInputError,
     RestoreMode,
     SnapshotType,
@@ -272,6 +274,11 @@ def test_names_and_times_are_checked(job):
     with coordinator(job, op=Scripted()) as it:
         with pytest.raises(InvalidInputError, match="snapshot_type"):
             it.trigger(epoch=1, snapshot_type="another")
+        for sinks in ("warehouse", None):
+            with pytest.raises(InvalidInputError, match="sinks must be a list of names"):
+                it.trigger(epoch=1, sinks=sinks)
+        with pytest.raises(InvalidInputError, match="mode must be one of claim, no_claim, not 'bogus'"):
+            it.restore(mode="bogus")
         assert job.harness.checkpoint_rows(job.name) == [], "nothing is written for what is refused"
 
 
@@ -306,6 +313,15 @@ def test_sinks_say_what_became_of_a_checkpoint_and_recovery_heeds_it(job):
             it.sink_committed(9, "a")
         with pytest.raises(CheckpointNotFoundError):
             it.restore(9)
+
+
+def test_a_sink_that_a_checkpoint_does_not_have_changes_nothing(job):
+    with coordinator(job) as it:
+        it.trigger(epoch=1, sinks=["a", "b"]).result()
+        for tell in (lambda: it.sink_committed(1, "typo"), lambda: it.sink_failed(1, "typo", "no space")):
+            with pytest.raises(InvalidInputError, match=r"no sink 'typo'.*sinks that it has: 'a', 'b'"):
+                tell()
+    assert job.store.load_by_id(1).sink_commit_statuses == {"a": "Pending", "b": "Pending"}
 
 
 # -- restoring -----------------------------------------------------------------------------------------------------
@@ -402,6 +418,32 @@ def test_a_savepoint_is_pinned_complete_and_restorable_with_everything_else_gone
     found = it.restore()
     assert found.checkpoint_id == 2
     assert {name: read(file) for name, file in found.open("db").items()} == {"1.sst": HUGE, "2.sst": LARGE}
+
+
+def test_a_savepoint_that_another_save_lets_go_before_it_is_pinned_comes_back(job):
+    catalog = job.harness.catalog
+
+    class Late(CheckpointStore):
+        def pin(self, checkpoint_id, *told):
+            if not self.load_by_id(2):
+                catalog.store(job.name, max_retained=1).save(CheckpointManifest.new(2, epoch=1))
+                assert self.list_ids() == [2]
+            super().pin(checkpoint_id, *told)
+
+    with CheckpointCoordinator(Late(catalog.stream(job.name)), {"op": partitions({0: LARGE})}) as it:
+        it.trigger(epoch=1, snapshot_type=SnapshotType.SAVEPOINT).result()
+    assert job.store.prune(1) == 0
+    assert job.store.list_ids() == [1, 2]
+
+
+def test_a_savepoint_that_could_not_be_pinned_is_told_to_be_saved(job, monkeypatch):
+    store = job.harness.catalog.store(job.name)
+    monkeypatch.setattr(store, "pin", lambda *_: fails(ConflictError("it changed"))())
+    with CheckpointCoordinator(store, {}) as it:
+        with pytest.raises(CatalogError, match="savepoint 1 is saved, but not pinned") as caught:
+            it.trigger(epoch=1, snapshot_type=SnapshotType.SAVEPOINT).result()
+        assert not isinstance(caught.value, ConflictError), "that says that nothing happened"
+    assert job.store.list_ids() == [1]
 
 
 def test_after_somebody_else_took_ids_only_one_checkpoint_fails(job):
