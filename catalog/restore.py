@@ -1,5 +1,6 @@
 """Getting back to a good state: find the checkpoint, and hand its state out verified, or write it into a folder."""
 
+import errno
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from catalog import chains, keys, recovery
-from catalog.errors import CatalogError, ConflictError, InvalidInputError
+from catalog.errors import CatalogError, ConflictError, InvalidInputError, ReadOnlyError
 from catalog.lifecycle import Checkpoint, History
 from catalog.manifest import CheckpointManifest, CheckpointManifestV2, Manifest, Positions, parse_any, parse_stored
 from catalog.protocol import Stream
@@ -149,26 +150,70 @@ def open_part(stream: Stream, part: StatePart) -> Iterator[bytes]:
 
 
 def new_folder(folder: str | os.PathLike[str]) -> Path:
-    """Return a folder that a state can be written into; refuse one that holds something."""
-    target = Path(os.path.abspath(folder))  # noqa: PTH100 - Path keeps "..", which has no place beside it
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InvalidInputError(f"{target} is there already: pass a new or empty folder")
+    """Return a folder that a state can be written into; refuse one that holds something, and what can be none."""
+    if not isinstance(folder, str | os.PathLike) or not isinstance(text := os.fspath(folder), str) or "\0" in text:
+        raise InvalidInputError(f"a folder must be a path, not {folder!r}: pass a new or empty folder")
+    target = Path(os.path.abspath(text))  # noqa: PTH100 - Path keeps "..", which has no place beside it
+    with _told_of(target), suppress(FileNotFoundError):
+        target.lstat()  # a link that leads nowhere is there too
+        if not target.is_dir() or any(target.iterdir()):
+            raise InvalidInputError(f"{target} is there already: pass a new or empty folder")
     return target
 
 
 @contextmanager
-def writing(target: Path) -> Iterator[Path]:
-    """Give a folder beside a new one to write into; it takes its place at the end, or goes without a trace."""
-    beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+def _told_of(target: Path) -> Iterator[None]:
+    """Say of which folder it is that it cannot be written into."""
     try:
-        beside.mkdir(parents=True)
-        yield beside
-        with suppress(FileNotFoundError):
-            target.rmdir()
-        beside.rename(target)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
+        yield
+    except CatalogError:
         raise
+    except OSError as error:
+        kind = ReadOnlyError if isinstance(error, PermissionError) or error.errno == errno.EROFS else InvalidInputError
+        raise kind(f"{target} cannot be written into: {error}; pass another new or empty folder") from error
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[Path]:
+    """Give a hidden folder to write into; what it holds is in the target at the end, or goes without a trace.
+
+    It is within a target that is there, which may be a mount point or somebody's current folder and so must stay, and
+    else beside it.
+    """
+    there = target.is_dir()
+    scratch = (target if there else target.parent) / f".{target.name[:40]}.{uuid.uuid4().hex}"
+    made = [folder for folder in scratch.parents if not folder.exists()]
+    try:
+        with _told_of(target):
+            scratch.mkdir(parents=True)
+        yield scratch
+        with _told_of(target):
+            if there:
+                _move_up(scratch, target)
+            else:
+                scratch.rename(target)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def _move_up(scratch: Path, target: Path) -> None:
+    """Move all that a folder holds into the one that it is in, or nothing."""
+    if any(one != scratch for one in target.iterdir()):
+        raise InvalidInputError(f"{target} is not empty any more: pass a new or empty folder")
+    entries = list(scratch.iterdir())
+    try:
+        for one in entries:
+            one.rename(target / one.name)
+    except BaseException:
+        for one in entries:
+            with suppress(OSError):
+                (target / one.name).rename(one)
+        raise
+    scratch.rmdir()
 
 
 def materialize(stream: Stream, key: str, folder: str | os.PathLike[str]) -> Path:

@@ -220,26 +220,32 @@ def main() -> None:
     parser.add_argument("--checkpoint-records", type=int, default=CHECKPOINT_RECORDS)
     options = parser.parse_args()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    with CheckpointCatalog.native(options.place, create=True) as catalog:
-        store = catalog.store(options.stream, max_retained=3)
-        job = CountingJob(store, checkpoint_records=options.checkpoint_records)
-        print(json.dumps({"restored_from": job.restored_from, "offset": job.offset}), flush=True)
-        began, first = time.monotonic(), job.offset
-        while job.offset < options.records:
-            before = job.completed
-            job.step(min(BATCH_RECORDS, options.records - job.offset))
-            if job.completed != before:
-                print(json.dumps({"checkpoint": job.completed, "records": job.offset}), flush=True)
-        seconds = time.monotonic() - began
-        job.finish()
-        done = {
-            "records": job.offset,
-            "records_per_second": round((job.offset - first) / seconds) if seconds else 0,
-            "checkpoints": job.checkpoints,
-            "state_mib": round(len(job.counts.segments) * CHUNK_BYTES / (1 << 20)),
-            "sha256": job.counts.sha256(),
-        }
-        print(json.dumps(done), flush=True)
+    job: CountingJob | None = None
+    try:
+        with CheckpointCatalog.native(options.place, create=True) as catalog:
+            store = catalog.store(options.stream, max_retained=3)
+            job = CountingJob(store, checkpoint_records=options.checkpoint_records)
+            print(json.dumps({"restored_from": job.restored_from, "offset": job.offset}), flush=True)
+            began, first = time.monotonic(), job.offset
+            while job.offset < options.records:
+                before = job.completed
+                job.step(min(BATCH_RECORDS, options.records - job.offset))
+                if job.completed != before:
+                    print(json.dumps({"checkpoint": job.completed, "records": job.offset}), flush=True)
+            seconds = time.monotonic() - began
+            job.finish()
+            done = {
+                "records": job.offset,
+                "records_per_second": round((job.offset - first) / seconds) if seconds else 0,
+                "checkpoints": job.checkpoints,
+                "state_mib": round(len(job.counts.segments) * CHUNK_BYTES / (1 << 20)),
+                "sha256": job.counts.sha256(),
+            }
+            print(json.dumps(done), flush=True)
+    except KeyboardInterrupt:
+        at = f"at record {job.offset}" if job else "before the first record"
+        print(f"interrupted {at}; run it again to go on", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

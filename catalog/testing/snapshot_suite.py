@@ -313,6 +313,10 @@ class SnapshotStrategySuite:
         assert strategy.told.count("release 1") == 1
         assert checkpoints.artifacts() == 0
 
+    def test_an_execution_type_that_there_is_not_is_refused_with_those_there_are(self) -> None:
+        with pytest.raises(InvalidInputError, match="must be one of synchronous, asynchronous, not 'bogus'"):
+            SnapshotStrategyRunner("op", Scripted(), "bogus")  # type: ignore[arg-type]
+
     def test_none_is_refused_before_anything_is_prepared(self, factory: CheckpointStreamFactory) -> None:
         strategy = Scripted()
         runner = SnapshotStrategyRunner("op", strategy)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -90,6 +91,16 @@ def test_a_job_that_is_killed_and_started_again_counts_every_record_exactly_once
     assert made == 3
     assert newest is not None
     assert offsets[-1] > 0, "no restart ever began from a checkpoint"
+
+
+def test_a_job_that_a_person_interrupts_says_where_in_one_line(tmp_path):
+    command = [sys.executable, "-m", "catalog.examples.counting", str(tmp_path / "catalog")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        job.stdout.readline()
+        job.send_signal(signal.SIGINT)
+        _, told = job.communicate()
+    assert job.returncode == 130
+    assert re.fullmatch(r"interrupted at record \d+; run it again to go on\n", told)
 
 
 @pytest.mark.prove

@@ -30,6 +30,7 @@ from catalog import (
     artifact_path,
     keys,
     new_uuid7,
+    restore,
     retention,
 )
 from catalog.tables.port import Table
@@ -281,6 +282,72 @@ def test_a_folder_that_holds_something_is_refused_and_a_failure_leaves_nothing(h
     with pytest.raises(CorruptError):
         catalog.restore_into("s", 1, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["catalog", "full"]
+
+
+@pytest.mark.parametrize("way", [".", "folder", "link"])
+def test_an_empty_folder_is_filled_and_stays_the_one_that_it_is(catalog, tmp_path, monkeypatch, way):
+    """A mount point cannot be replaced, and who is in a folder that is goes on in a deleted one."""
+    save_v1(catalog, count=1)
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("folder")
+    before = folder.stat()
+    monkeypatch.chdir(folder if way == "." else tmp_path)
+    catalog.restore_into("s", 1, way)
+    assert (folder.stat().st_ino, folder.stat().st_mode) == (before.st_ino, before.st_mode)
+    assert sorted(one.name for one in folder.iterdir()) == ["artifacts", "manifest.json", "restore.json"]
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_folder_may_have_as_long_a_name_as_any(catalog, tmp_path):
+    save_v1(catalog, count=1)
+    assert (catalog.restore_into("s", 1, tmp_path / ("n" * 255)) / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("folder", ["file", "file/sub", "nowhere", "n" * 256, "a\0b", None, b"bytes"])
+def test_what_can_be_no_folder_is_refused_by_its_name(catalog, tmp_path, monkeypatch, folder):
+    save_v1(catalog, count=1)
+    (tmp_path / "file").touch()
+    (tmp_path / "nowhere").symlink_to("missing")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(InvalidInputError, match=r"pass a.* new or empty folder"):
+        catalog.restore_into("s", 1, folder)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_folder_that_may_not_be_written_says_so_and_one_that_fills_meanwhile_keeps_what_it_has(
+    harness, catalog, tmp_path, monkeypatch
+):
+    save_v1(catalog, count=1)
+    make = Path.mkdir
+
+    def refuse(self, *arguments, **named):
+        if self.parent.name == "locked":
+            raise PermissionError("not yours")
+        make(self, *arguments, **named)
+
+    (tmp_path / "locked").mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", refuse)
+        with pytest.raises(ReadOnlyError, match=r"locked.*not yours"):
+            catalog.restore_into("s", 1, tmp_path / "locked")
+    (tmp_path / "busy").mkdir()
+
+    def meanwhile():
+        with restore.writing(tmp_path / "busy") as scratch:
+            (scratch / "x").touch()
+            (tmp_path / "busy" / "x").write_text("mine")
+
+    with pytest.raises(InvalidInputError, match="not empty any more"):
+        meanwhile()
+    assert [one.read_text() for one in (tmp_path / "busy").iterdir()] == ["mine"]
+    harness.corrupt_state("s", keys.integer_key(1))
+    for folder in ("locked", "new/er/folder"):
+        with pytest.raises(CorruptError):
+            catalog.restore_into("s", 1, tmp_path / folder)
+    assert list((tmp_path / "locked").iterdir()) == []
+    assert not (tmp_path / "new").exists()
 
 
 # -- time travel -------------------------------------------------------------------------------------------------------
