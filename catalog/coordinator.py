@@ -18,13 +18,10 @@ from catalog.errors import (
     CatalogError,
     CheckpointAbortedError,
     CheckpointNotFoundError,
-    ConflictError,
     InvalidInputError,
-    TrashedError,
 )
 from catalog.handles import StateHandle
 from catalog.manifest import CheckpointManifest
-from catalog.reader import ROUNDS
 from catalog.recovery import RecoveryReport
 from catalog.snapshot import (
     CheckpointOptions,
@@ -309,10 +306,8 @@ class CheckpointCoordinator:
             results = self._collect(pending, writing, began)
             handles = {name: dict(one.handles) for name, one in results.items() if one.handles}
             manifest = CheckpointManifest.from_dict({**manifest.model_dump(), "operator_handles": plain(handles)})
-            self._store.save_with_handles(manifest, pending._factory)
             savepoint = snapshot_type is SnapshotType.SAVEPOINT
-            if savepoint:
-                self._pin(manifest.checkpoint_id)
+            self._store.save_with_handles(manifest, pending._factory, pin=SAVEPOINT_PIN if savepoint else None)
             with self._lock:
                 if not savepoint and restores == self._restores and self._newest(manifest):
                     self._previous, self._shares = manifest, True
@@ -323,25 +318,6 @@ class CheckpointCoordinator:
             pending._future.set_exception(error)
         else:
             pending._future.set_result(completed)
-
-    def _pin(self, id: int) -> None:
-        """Pin a savepoint; a save that was faster may have let it go, and then it is taken out of the trash first."""
-        told: CatalogError
-        for _ in range(ROUNDS):
-            try:
-                self._store.pin(id, SAVEPOINT_PIN)
-            except TrashedError as error:
-                told = error
-                with suppress(ConflictError):
-                    self._store.restore(id)
-            except ConflictError as error:
-                told = error
-            else:
-                return
-        raise CatalogError(
-            f"savepoint {id} is saved, but not pinned, and may be pruned: pin it by CheckpointStore.pin: {told}",
-            checkpoint_id=id,
-        ) from told
 
     def _newest(self, manifest: CheckpointManifest) -> bool:
         return self._previous is None or self._previous.checkpoint_id < manifest.checkpoint_id

@@ -54,6 +54,8 @@ class Draft:
     artifacts: Mapping[str, Stored] = field(default_factory=dict)
     prepared: bool = False
     parent: str | None = None
+    pin: str | None = None
+    """Why it is pinned from the beginning."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of `checkpoints`."""
 
@@ -213,6 +215,12 @@ class Stream(StreamReader):
             history = self.history() if draft.parent or planner else {}
             row = self._standing_on(row, history, draft)
             others, counted = self._auto_prune(row, history, planner) if planner else ([], [])
+            if draft.pin:
+                others.append(
+                    self._next(lifecycle.fold([row])[row.checkpoint_key], change=Change.PINNED, reason=draft.pin)
+                )
+            if others:  # what goes or is pinned counts on this save: if the id is taken, nothing of it happens
+                counted.append(Unless(key=row.checkpoint_key, revision_above=-1))
             outcome, *_rest = self.insert([row, *others], guards + counted)
             if outcome is Outcome.INSERTED:
                 self._saved = Base(draft.key, [row for one in draft.artifacts.values() for row in one.rows])
@@ -280,13 +288,8 @@ class Stream(StreamReader):
         except Exception:
             log.exception("auto-prune of stream %r failed; the save goes on without it", self.label)
             return [], []
-        if not rows:
-            return [], []
-        # The plan counts on this save: if the id is taken, nothing goes.
-        guards = [Unless(key=row.checkpoint_key, revision_above=-1)]
-        if plan.counts_on and plan.counts_on.key != row.checkpoint_key:
-            guards += self._counts_on(plan)
-        return rows, guards
+        counts_on_another = rows and plan.counts_on and plan.counts_on.key != row.checkpoint_key
+        return rows, self._counts_on(plan) if counts_on_another else []
 
     def _accept_same(self, found: Checkpoint, draft: Draft) -> None:
         """Return if the stored checkpoint is live and has this very content; else say what the id is."""

@@ -205,8 +205,15 @@ class CheckpointStore:
             hash_threads=hash_threads,
         )
 
-    def save_with_handles(self, manifest: CheckpointManifest, factory: CatalogStreamFactory) -> None:
+    def save_with_handles(
+        self, manifest: CheckpointManifest, factory: CatalogStreamFactory, *, pin: str | None = None
+    ) -> None:
         """Save a manifest whose operator_handles were written, duplicated or reused through this factory.
+
+        Args:
+            manifest: the manifest.
+            factory: made for its id.
+            pin: why it is pinned in the same commit, so that nobody can let it go before; None does not pin it.
 
         Raises:
             UnknownHandleError: a handle is from elsewhere; nothing was saved.
@@ -215,7 +222,8 @@ class CheckpointStore:
         manifest, key = self._checked(manifest)
         self._check_made_for(factory, key)
         handles = [handle for named in manifest.operator_handles.values() for handle in named.values()]
-        self._save_staged(manifest, key, factory.attempt, factory.finish(handles))
+        pin = None if pin is None else keys.text(pin, "pin")
+        self._save_staged(manifest, key, factory.attempt, factory.finish(handles), pin=pin)
 
     def open_handle(self, handle: StateHandle, *, of: int | None = None) -> BinaryIO:
         """Return a seekable file with the state of a handle; every byte is verified.
@@ -421,10 +429,18 @@ class CheckpointStore:
             )
         self._save_staged(manifest, key, attempt, found)
 
-    def _save_staged(self, manifest: CheckpointManifest, key: str, attempt: str, staged: Mapping[str, Stored]) -> None:
+    def _save_staged(
+        self,
+        manifest: CheckpointManifest,
+        key: str,
+        attempt: str,
+        staged: Mapping[str, Stored],
+        *,
+        pin: str | None = None,
+    ) -> None:
         if manifest.state_checksum is None:
             manifest = self._with_checksum(manifest, key, attempt, staged.get(STATE_PATH))
-        self._save(manifest, key, attempt, staged)
+        self._save(manifest, key, attempt, staged, pin=pin)
 
     def _with_checksum(
         self, manifest: CheckpointManifest, key: str, attempt: str, stored: Stored | None
@@ -438,13 +454,22 @@ class CheckpointStore:
             checksum = mixed.hexdigest()
         return manifest.model_copy(update={"state_checksum": checksum})
 
-    def _save(self, manifest: CheckpointManifest, key: str, attempt: str, staged: Mapping[str, Stored]) -> None:
+    def _save(
+        self,
+        manifest: CheckpointManifest,
+        key: str,
+        attempt: str,
+        staged: Mapping[str, Stored],
+        *,
+        pin: str | None = None,
+    ) -> None:
         draft = Draft(
             key=key,
             format=manifest.FORMAT,
             attempt=attempt,
             manifest=manifest.canonical(),
             artifacts=staged,
+            pin=pin,
             facts=manifest_columns(manifest),
         )
         self._stream.save(draft, self._keep(self._max_retained, False) if self._max_retained else None)

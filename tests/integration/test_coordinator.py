@@ -11,10 +11,9 @@ from catalog import (
     CatalogError,
     CheckpointAbortedError,
     CheckpointCoordinator,
+    CheckpointExistsError,
     CheckpointManifest,
     CheckpointNotFoundError,
-    CheckpointStore,
-    ConflictError,
     InvalidInputError,
     RestoreMode,
     SnapshotType,
@@ -420,30 +419,26 @@ def test_a_savepoint_is_pinned_complete_and_restorable_with_everything_else_gone
     assert {name: read(file) for name, file in found.open("db").items()} == {"1.sst": HUGE, "2.sst": LARGE}
 
 
-def test_a_savepoint_that_another_save_lets_go_before_it_is_pinned_comes_back(job):
-    catalog = job.harness.catalog
-
-    class Late(CheckpointStore):
-        def pin(self, checkpoint_id, *told):
-            if not self.load_by_id(2):
-                catalog.store(job.name, max_retained=1).save(CheckpointManifest.new(2, epoch=1))
-                assert self.list_ids() == [2]
-            super().pin(checkpoint_id, *told)
-
-    with CheckpointCoordinator(Late(catalog.stream(job.name)), {"op": partitions({0: LARGE})}) as it:
+def test_a_savepoint_is_pinned_by_the_commit_that_saves_it(job):
+    with coordinator(job, op=partitions({0: LARGE})) as it:
+        before = len(job.harness.catalog.engine.versions())
         it.trigger(epoch=1, snapshot_type=SnapshotType.SAVEPOINT).result()
-    assert job.store.prune(1) == 0
-    assert job.store.list_ids() == [1, 2]
+    assert len(job.harness.catalog.engine.versions()) == before + 1
+    rows = job.harness.checkpoint_rows(job.name)
+    assert [(row["revision"], row["change"], row["reason"]) for row in rows] == [
+        (0, "saved", None),
+        (1, "pinned", "savepoint"),
+    ]
+    assert rows[0]["at"] < rows[1]["at"]
 
 
-def test_a_savepoint_that_could_not_be_pinned_is_told_to_be_saved(job, monkeypatch):
-    store = job.harness.catalog.store(job.name)
-    monkeypatch.setattr(store, "pin", lambda *_: fails(ConflictError("it changed"))())
-    with CheckpointCoordinator(store, {}) as it:
-        with pytest.raises(CatalogError, match="savepoint 1 is saved, but not pinned") as caught:
-            it.trigger(epoch=1, snapshot_type=SnapshotType.SAVEPOINT).result()
-        assert not isinstance(caught.value, ConflictError), "that says that nothing happened"
-    assert job.store.list_ids() == [1]
+def test_a_savepoint_whose_id_somebody_else_took_pins_nothing(job):
+    other = job.harness.catalog.store(job.name)
+    factory = job.store.stream_factory(1)
+    other.save(CheckpointManifest.new(1, epoch=7))
+    with pytest.raises(CheckpointExistsError):
+        job.store.save_with_handles(CheckpointManifest.new(1, epoch=1), factory, pin="savepoint")
+    assert [row["change"] for row in job.harness.checkpoint_rows(job.name)] == ["saved"]
 
 
 def test_after_somebody_else_took_ids_only_one_checkpoint_fails(job):
