@@ -296,10 +296,14 @@ def test_a_folder_that_holds_something_is_refused_before_anything_is_read(here, 
 
 
 def test_a_place_without_a_catalog_is_exit_code_10_and_one_sentence(ckpt, tmp_path):
-    done = ckpt("list", str(tmp_path / "typo\n[red]"))
-    assert (done.returncode, done.stdout) == (10, "")
-    assert len(done.stderr.splitlines()) == 1
-    assert "no checkpoint catalog at" in done.stderr
+    for name, code, told in (
+        ("typo [red]", 10, "no checkpoint catalog at"),
+        ("typo\n", 2, "cannot be a catalog's folder"),
+    ):
+        done = ckpt("list", str(tmp_path / name))
+        assert (done.returncode, done.stdout) == (code, "")
+        assert len(done.stderr.splitlines()) == 1
+        assert told in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -52,15 +52,26 @@ def test_a_query_gets_rows_of_views_and_tables_in_its_order(spark, here, place, 
 
 
 @pytest.mark.parametrize(
+    "query", ["DELETE FROM checkpoints", "DROP TABLE checkpoints", "SELEKT", "", " -- SELECT\nDROP TABLE x"]
+)
+def test_what_is_no_query_is_refused_in_one_sentence_before_spark_is_started(here, place, query):
+    code, shown, told = here("sql", place, query)
+    assert (code, shown) == (2, "")
+    assert told.startswith("ckpt: only queries are taken, which begin with SELECT or WITH, not ")
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("query", ["  (select 1)", " -- why\n/* and how */ WITH a AS (SELECT 1 AS n) SELECT n FROM a"])
+def test_a_query_may_begin_with_comments_and_brackets(spark, here, place, query):  # noqa: ARG001
+    assert here("sql", place, query, "--output", "json")[0] == 0
+
+
+@pytest.mark.parametrize(
     "query",
     [
-        "DELETE FROM checkpoints",
-        "DROP TABLE checkpoints",
         "SELECT 1) UNION ALL SELECT * FROM (SELECT 2; DROP TABLE checkpoints",
         "SELECT nothing FROM checkpoint_list",
-        "SELEKT",
         "SELECT 1 AS a, 2 AS a",
-        "",
     ],
 )
 def test_what_is_not_a_query_is_refused_in_one_sentence_and_does_nothing(spark, here, place, query):  # noqa: ARG001

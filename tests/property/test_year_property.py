@@ -102,7 +102,7 @@ class Year:
                 case Within(span):
                     counts["any"] += span // HOUR + 1
                 case Every(nth):
-                    counts["any"] += len(self.saved) // nth
+                    counts["any"] += int(self.last or "0") // nth  # ids that were missed count as well
         kept = counts["any"] + len(self.pinned) + 1
         return kept * (self.full_every if self.full_every > 1 else 1)
 
