@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -142,17 +143,30 @@ def test_an_interrupted_restore_leaves_no_folder(place, tmp_path):
     assert list(begun.iterdir()) == []
 
 
+def jvms(pid):
+    """Return the JVMs of Spark that a process has started; `java -version`, which it asks before, is none."""
+    found = []
+    for one in psutil.Process(pid).children():
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            found += [one] if "org.apache.spark.deploy.SparkSubmit" in one.cmdline() else []
+    return found
+
+
 def test_ctrl_c_while_spark_starts_ends_its_jvm_too(place):
     command = [*CKPT, "sql", str(place), "SELECT 1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0) as run:
-        while not (jvm := [one for one in psutil.Process(run.pid).children() if one.name() == "java"]):
+        while not (jvm := jvms(run.pid)):
             assert run.poll() is None, run.communicate()
             time.sleep(0.001)  # looks again; the test does not depend on how long
         os.killpg(run.pid, signal.SIGINT)
-        shown, told = run.communicate()  # which waits for everybody who holds the other ends
+        run.wait()
+        left = [one for one in jvm if one.is_running()]
+        for one in left:  # it holds the other ends of the pipes, and would never end
+            one.kill()
+        shown, told = run.communicate()
     assert (run.returncode, shown) == (130, "")
     assert told.splitlines()[-1] == "ckpt: interrupted; what was not finished does not count"
-    assert not any(one.is_running() for one in jvm)
+    assert not left
 
 
 # -- in a pipe ---------------------------------------------------------------------------------------------------------
