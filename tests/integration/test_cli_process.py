@@ -148,7 +148,8 @@ def jvms(pid):
     found = []
     for one in psutil.Process(pid).children():
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            found += [one] if "org.apache.spark.deploy.SparkSubmit" in one.cmdline() else []
+            if one.name() == "java" and "org.apache.spark.deploy.SparkSubmit" in one.cmdline():
+                found.append(one)
     return found
 
 
