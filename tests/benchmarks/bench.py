@@ -9,14 +9,16 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -161,29 +163,34 @@ def main() -> None:
     parser.add_argument("--commits", type=int, default=5000, help="of the native engine, in a row")
     parser.add_argument("--json", type=Path, default=Path("bench-results/bench.json"))
     options = parser.parse_args()
+    lines: list[Line] = []
+
+    def measured(some: list[Line], facts: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+        lines.extend(some)
+        print(show(some), end="\n\n", file=sys.stderr, flush=True)  # it takes a while until all is measured
+        return dict(facts)
+
     spark = build_session("bench")
     with tempfile.TemporaryDirectory(prefix="checkpoint-catalog-bench-") as name:
         folder = Path(name)
         durable = CheckpointCatalog.create(spark, folder / "catalog")
         volatile = CheckpointCatalog.for_path(spark, folder / "catalog", durable=False)
-        lines, spark_save_s = small_saves(spark, durable, str(folder / "bare"), options.rounds)
-        lines += blobs(spark, durable, volatile, folder, options.size_mib, options.rounds)
-        lines += listing(spark, durable, folder / "catalog", options.checkpoints, options.rounds)
+        few = max(1, options.rounds // 3)  # of upkeep each round takes catalogs of its own, and Spark a minute for them
+        small, spark_save_s = small_saves(spark, durable, str(folder / "bare"), options.rounds)
+        measured(small)
+        measured(blobs(spark, durable, volatile, folder, options.size_mib, options.rounds))
+        measured(listing(spark, durable, folder / "catalog", options.checkpoints, options.rounds))
         parts = breakdown(durable)
-        trust_lines, trust_facts = trust.run(
-            spark, folder, checkpoints=options.many, size_mib=options.validate_mib, rounds=options.rounds
+        facts = measured(
+            *trust.run(spark, folder, checkpoints=options.many, size_mib=options.validate_mib, rounds=options.rounds)
         )
-        lines += trust_lines
-        few = max(1, options.rounds // 3)  # each round takes catalogs of its own, and Spark a minute for them
-        upkeep_lines, upkeep_facts = upkeep.run(spark, folder, checkpoints=options.checkpoints, rounds=few)
-        lines += upkeep_lines + folding.run(spark, folder, rounds=few)
+        facts |= measured(*upkeep.run(spark, folder, checkpoints=options.checkpoints, rounds=few))
+        measured(folding.run(spark, folder, rounds=few))
         spark.stop()
-        native_lines, facts = native.run(
-            folder, spark_save_s, rounds=options.rounds, size_mib=options.size_mib, commits=options.commits
+        facts |= measured(
+            *native.run(folder, spark_save_s, rounds=options.rounds, size_mib=options.size_mib, commits=options.commits)
         )
-        producer_lines, producer_facts = producers.run(folder, rounds=options.rounds, size_mib=options.shared_mib)
-    lines += native_lines + producer_lines
-    facts |= trust_facts | upkeep_facts | producer_facts
+        facts |= measured(*producers.run(folder, rounds=options.rounds, size_mib=options.shared_mib))
     print("\n" + show(lines))
     print("\na 1 KB save by Spark spends " + ", ".join(f"{spent:.0f} ms in {part}" for part, spent in parts.items()))
     for what, value in facts.items():
