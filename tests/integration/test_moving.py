@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from datetime import UTC, datetime
 
 import pytest
@@ -169,6 +170,13 @@ DAMAGE = {
 }
 
 
+BROKEN = {
+    "a link that leads nowhere": lambda file: file.symlink_to("nowhere"),
+    "a link to itself": lambda file: file.symlink_to(file.name),
+    "a pipe": os.mkfifo,
+}
+
+
 class TestDamage:
     @pytest.mark.parametrize("kind", DAMAGE)
     def test_comes_in_as_corrupt_is_found_by_validation_passed_by_recovery_and_goes_out_as_it_was(
@@ -240,6 +248,34 @@ class TestDamage:
         assert outcomes(report) == {1: IMPORTED, 2: IMPORTED, 3: IMPORTED, 4: SKIPPED}
         assert report.faults[0].fault.startswith(f"{STATE} could not be read")
         assert catalog.store("s").list_ids() == [1, 2, 3]
+
+    @pytest.mark.parametrize("kind", BROKEN)
+    def test_what_is_there_and_cannot_be_read_is_told_where_a_file_would_be(self, catalog, tmp_path, kind):
+        broken = [MANIFEST, "checkpoints/state-000003.bin", "manifests/latest.json", "stray", "deep/er"]
+        source = put(tmp_path / "in", without(FOUR, *broken))
+        (source / "deep").mkdir()
+        for name in broken:
+            BROKEN[kind](source / name)
+        report = catalog.import_from(source, "s")
+        whole = {1: IMPORTED, 2: IMPORTED}
+        assert outcomes(report) == whole | dict.fromkeys([3, 4, *broken[2:]], SKIPPED)
+        why = {line.file: line.fault for line in report.faults}
+        assert why.keys() == {"manifests/manifest-000003.json", MANIFEST, *broken[2:]}
+        for name, file in ((MANIFEST, MANIFEST), ("manifests/manifest-000003.json", broken[1])):
+            assert why[name].startswith(f"{file} could not be read: ")
+        assert why["manifests/latest.json"].startswith("manifests/latest.json could not be read: ")
+        assert outcomes(catalog.import_from(source, "s", dry_run=True)) == outcomes(report) | dict.fromkeys(
+            whole, PRESENT
+        )
+
+    @pytest.mark.parametrize("kind", BROKEN)
+    def test_a_state_that_is_there_and_cannot_be_read_is_told_by_its_number_or_its_name(self, catalog, tmp_path, kind):
+        source = put(tmp_path / "in", {"state-1": sources.state(1)})
+        for name in ("state-2", "stray"):
+            BROKEN[kind](source / name)
+        report = catalog.import_from(source, "s")
+        assert outcomes(report) == {1: IMPORTED, 2: SKIPPED, "stray": SKIPPED}
+        assert report.faults[0].fault.startswith("state-2 could not be read: ")
 
 
 class TestDamagedPartitions:
