@@ -32,7 +32,7 @@ from catalog.moving.report import Moved, MoveLine, MoveReport
 from catalog.moving.storage import FileFault, Storage
 from catalog.protocol import Stream
 from catalog.tables.port import In
-from catalog.threads import start
+from catalog.threads import start, workers
 from catalog.verify import Progress, chain_links
 
 _USUAL = {
@@ -108,7 +108,7 @@ class Exporter:
         """Export, and say what became of every checkpoint."""
         there = {file.path for file in self._storage.list(missing_ok=True)}
         self._refuse_others(there)
-        with ThreadPoolExecutor(self._threads) as pool:
+        with workers(self._threads) as pool:
             if not self._dry_run:
                 self._storage.clear_unfinished()
                 self._refuse_other_manifests(pool, there)

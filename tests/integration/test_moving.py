@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import threading
 from datetime import UTC, datetime
 
 import pytest
@@ -588,6 +589,29 @@ class TestExport:
             assert at[f"{id}/operators/op/partition-0.{kind}"] < at[f"{id}/manifest.json"]
             assert not number or at[f"{ids[number - 1]}/manifest.json"] < at[f"{id}/manifest.json"]
         assert written[-1] == "_latest"
+
+    def test_one_that_is_interrupted_writes_no_checkpoint_that_it_has_not_begun(self, catalog, tmp_path, monkeypatch):
+        interrupted, write = threading.Event(), Storage.write
+
+        def interrupt(_):
+            interrupted.set()
+            raise KeyboardInterrupt
+
+        def write_later(self, path, pieces):
+            if "000002" in path:
+                interrupted.wait(timeout=30)
+            write(self, path, pieces)
+
+        monkeypatch.setattr(Storage, "write", write_later)
+        catalog.import_from(put(tmp_path / "in", sources.objects(range(1, 41))), "s")
+        with pytest.raises(KeyboardInterrupt):
+            catalog.export_to(tmp_path / "out", "s", threads=1, progress=interrupt)
+        there = taken(tmp_path / "out").keys()
+        assert "manifests/manifest-000001.json" in there
+        assert there.isdisjoint({"manifests/manifest-000040.json", "manifests/latest.json"})
+        monkeypatch.undo()
+        assert not catalog.export_to(tmp_path / "out", "s").faults
+        assert taken(tmp_path / "out") == taken(tmp_path / "in")
 
     def test_a_folded_chain_whose_parents_are_gone_goes_out_as_a_snapshot(self, catalog, tmp_path):
         ids = [new_uuid7() for _ in range(3)]
