@@ -443,6 +443,18 @@ class TestAgain:
         done = catalog.import_from(source, "s")
         assert (planned.lines, planned.latest, planned.notes) == (done.lines, done.latest, done.notes)
 
+    def test_several_are_read_at_a_time(self, catalog, tmp_path, monkeypatch):
+        two, read = threading.Barrier(2), Storage.read
+
+        def read_together(self, path):
+            if path.startswith("manifests/manifest-"):
+                two.wait(timeout=30)  # alone it would wait for ever
+            return read(self, path)
+
+        source = put(tmp_path / "in", FOUR)
+        monkeypatch.setattr(Storage, "read", read_together)
+        assert outcomes(catalog.import_from(source, "s", threads=2)) == dict.fromkeys([1, 2, 3, 4], IMPORTED)
+
     def test_progress_is_told_up_to_the_end(self, catalog, tmp_path):
         told = []
         catalog.import_from(put(tmp_path / "in", FOUR), "s", progress=told.append)
