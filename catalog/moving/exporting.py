@@ -7,7 +7,7 @@ last of all. A target that holds anything else than this very export is refused.
 import base64
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +84,7 @@ class Exporter:
             storage: where to.
             layout: how files are named; by default as those that were imported, else as the stream's format wants it.
             threads: how many checkpoints are written at a time.
-            dry_run: write nothing.
+            dry_run: read and compare everything, and write nothing.
             progress: is told how far it has come, after every checkpoint.
         """
         self._stream = stream
@@ -109,9 +109,9 @@ class Exporter:
         there = {file.path for file in self._storage.list(missing_ok=True)}
         self._refuse_others(there)
         with workers(self._threads) as pool:
+            self._refuse_other_manifests(pool, there)
             if not self._dry_run:
                 self._storage.clear_unfinished()
-                self._refuse_other_manifests(pool, there)
             done: dict[str, Future[MoveLine]] = {}
             for key in _parents_first(self._live):
                 done[key] = start(pool, self._export, self._files[key], done.get(_saved_on(self._live[key])), there)
@@ -195,10 +195,10 @@ class Exporter:
 
         def differs(files: _Files) -> str | None:
             try:
-                same = self._storage.read(files.manifest) == self._manifest(files)[0]
+                manifest, *_ = self._manifest(files)
             except CatalogError:
                 return None  # is told when it is exported
-            return None if same else files.manifest
+            return None if self._storage.read(files.manifest) == manifest else files.manifest
 
         some = [files for files in self._files.values() if files.manifest in there]
         for other in filter(None, pool.map(differs, some)):
@@ -216,7 +216,7 @@ class Exporter:
             for name in (files.manifest, *parts.values()):
                 _check_inside(name)
             before = [name in there for name in (files.manifest, *parts.values())]
-            for path, name in () if self._dry_run else parts.items():
+            for path, name in parts.items():
                 self._write(files.key, path, name, name in there)
             if parent and parent.result().outcome is Moved.SKIPPED:
                 raise _Unfit(f"its parent {_saved_on(checkpoint)} was not exported")
@@ -281,16 +281,12 @@ class Exporter:
         return folded.canonical().encode(), parts, "its manifest lists what its chains were folded into"
 
     def _write(self, key: str, path: str, name: str, there: bool) -> None:
-        """Write an artifact's file, or see that the one that is there is the same."""
-        if not there:
+        """Write an artifact's file, or see that the one that is there is the same; a dry run sees what can be read."""
+        if not there and not self._dry_run:
             self._storage.write(name, self._stream.stream_chunks(key, path))
             return
-        mine, other = hashlib.sha256(), hashlib.sha256()
-        for chunk in self._stream.stream_chunks(key, path):
-            mine.update(chunk)
-        for piece in self._storage.pieces(name):
-            other.update(piece)
-        if mine.digest() != other.digest():
+        mine = _digest(self._stream.stream_chunks(key, path))
+        if there and _digest(self._storage.pieces(name)) != mine:
             raise FileFault(f"{name} is already there with other bytes, which stay as they are", path=name)
 
     def _tell(self, line: MoveLine) -> None:
@@ -306,6 +302,13 @@ def _layout(wanted: Layout | None, live: History, sources: Mapping[str, Mapping[
         raise InvalidInputError(f"the stream holds {format} checkpoints, which the layout {wanted} has no place for")
     imported = [source["layout"] for _, source in sorted(sources.items()) if source]
     return wanted or (Layout(imported[-1]) if imported else _USUAL[format])
+
+
+def _digest(pieces: Iterable[bytes | memoryview]) -> bytes:
+    sha256 = hashlib.sha256()
+    for piece in pieces:
+        sha256.update(piece)
+    return sha256.digest()
 
 
 def _saved_on(checkpoint: Checkpoint) -> str:

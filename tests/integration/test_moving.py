@@ -10,6 +10,7 @@ import pytest
 
 from catalog import (
     AppendLog,
+    CatalogError,
     CheckpointCatalog,
     CheckpointedStateScope,
     CheckpointExistsError,
@@ -697,6 +698,41 @@ class TestExport:
         assert outcomes(planned) == {1: SKIPPED}
         assert outcomes(catalog.export_to(tmp_path / "out", "streams")) == {1: SKIPPED}
         assert "no place" in planned.explain()
+
+    def test_a_dry_run_refuses_what_the_run_refuses(self, catalog, tmp_path):
+        self.saved(catalog)
+        other = {"manifests/manifest-000002.json": sources.manifest(2)}
+        with pytest.raises(InvalidInputError, match=r"another manifests/manifest-000002\.json"):
+            catalog.export_to(put(tmp_path / "out", other), "s", dry_run=True)
+        assert taken(tmp_path / "out") == other
+
+    def test_a_dry_run_says_of_other_bytes_in_the_target_and_of_damage_here_what_the_run_says(
+        self, harness, catalog, tmp_path
+    ):
+        self.saved(catalog).save_with_state(CheckpointManifest.new(3, epoch=1), b"saved 3")
+        harness.corrupt_state("s", keys.integer_key(2))
+        other = {"checkpoints/state-000001.bin": b"other", ".unfinished-export-1": b"left by a kill"}
+        planned = catalog.export_to(put(tmp_path / "out", other), "s", dry_run=True)
+        assert outcomes(planned) == {1: SKIPPED, 2: SKIPPED, 3: EXPORTED}
+        assert taken(tmp_path / "out") == other
+        done = catalog.export_to(tmp_path / "out", "s")
+        assert (planned.lines, planned.latest) == (done.lines, done.latest)
+
+    @pytest.mark.parametrize("kind", BROKEN)
+    def test_a_target_whose_manifest_cannot_be_read_is_refused_and_other_files_told(self, catalog, tmp_path, kind):
+        self.saved(catalog)
+        state, manifest = tmp_path / "out/checkpoints/state-000001.bin", tmp_path / "out/manifests/manifest-000002.json"
+        for file in (state, manifest):
+            file.parent.mkdir(parents=True)
+            BROKEN[kind](file)
+        for dry_run in (True, False):
+            with pytest.raises(CatalogError, match=r"manifests/manifest-000002\.json could not be read"):
+                catalog.export_to(tmp_path / "out", "s", dry_run=dry_run)
+        manifest.unlink()
+        for dry_run in (True, False):
+            report = catalog.export_to(tmp_path / "out", "s", dry_run=dry_run)
+            assert outcomes(report) == {1: SKIPPED, 2: EXPORTED}
+            assert report.faults[0].fault.startswith("checkpoints/state-000001.bin could not be read")
 
     def test_a_dry_run_writes_nothing(self, catalog, tmp_path):
         self.saved(catalog)
