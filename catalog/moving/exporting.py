@@ -9,7 +9,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from catalog import artifacts, chunks, keys, lifecycle
@@ -57,6 +57,8 @@ class _Files:
     """Files of artifacts, by artifact."""
     fault: str | None
     """What was wrong with it when it was imported."""
+    clash: str | None = None
+    """Why it cannot have these names."""
 
     @property
     def all(self) -> set[str]:
@@ -143,17 +145,56 @@ class Exporter:
         return {key: chunks.inventory(own[key]) for key in self._live}
 
     def _name_files(self) -> dict[str, _Files]:
-        """Return the files of every checkpoint: as they were called where they came from, if nobody else is."""
+        """Return the files of every checkpoint: as they were called where they came from, if nobody else is.
+
+        Nobody else can be called as usual for a checkpoint, so who came with such a name gives it up for its own usual
+        one. Of one name and the same bytes there may be many: a manifest may list a file of another checkpoint.
+        """
+        called = {key: self._called(key) for key in self._live}
+        # Manifests of `partitions` name their files, which cannot be called otherwise.
+        firm = {key for key in called if not called[key] or self._layout is Layout.PARTITIONS}
         named: dict[str, _Files] = {}
-        taken: set[str] = set()
-        for key, one in self._live.items():
-            source = self._sources[key]
-            files = self._files_of(one, source.get("files", {}) if source.get("layout") == self._layout else {})
-            if files.all & taken:
-                files = self._files_of(one, {})
-            taken |= files.all
+        users: dict[str, dict[str, str]] = defaultdict(dict)
+        """Whose a name is, and what tells the bytes."""
+        waiting = sorted(self._live, reverse=True)
+
+        def give_way(key: str) -> None:
+            called[key] = {}
+            firm.add(key)
+            waiting.append(key)
+
+        while waiting:
+            key = waiting.pop()
+            files = self._files_of(self._live[key], called[key])
+            claims = self._claims(files)
+            others = {other for name, what in claims.items() for other, its in users[name].items() if its != what}
+            if others and key not in firm:
+                give_way(key)
+                continue
             named[key] = files
+            if taken := sorted(others & firm):
+                why = f"checkpoint {keys.checkpoint_id(taken[0])} has other bytes under the name of one of its files"
+                named[key] = replace(files, clash=why)
+                continue
+            for other in others:
+                for name in self._claims(named.pop(other)):
+                    del users[name][other]
+                give_way(other)
+            for name, what in claims.items():
+                users[name][key] = what
         return named
+
+    def _called(self, key: str) -> Mapping[str, str]:
+        """Return what files of a checkpoint were called where it came from, by artifact, if not as usual."""
+        source = self._sources[key]
+        return source.get("files", {}) if source.get("layout") == self._layout else {}
+
+    def _claims(self, files: _Files) -> dict[str, str]:
+        """Return the names of a checkpoint's files, each with what tells its bytes from others'."""
+        kept = self._kept[files.key]
+        return {name: kept[path].sha256 or files.key for path, name in files.parts.items()} | {
+            files.manifest: files.key
+        }
 
     def _files_of(self, checkpoint: Checkpoint, called: Mapping[str, str]) -> _Files:
         folds = {fold.path for fold in checkpoint.folded.values()}
@@ -212,6 +253,8 @@ class Exporter:
         checkpoint = self._live[files.key]
         size = self._size(files)
         try:
+            if files.clash:
+                raise _Unfit(files.clash)
             manifest, parts, note = self._manifest(files)
             for name in (files.manifest, *parts.values()):
                 _check_inside(name)

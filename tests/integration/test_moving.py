@@ -14,9 +14,11 @@ from catalog import (
     CheckpointCatalog,
     CheckpointedStateScope,
     CheckpointExistsError,
+    CheckpointId,
     CheckpointManifest,
     CheckpointManifestV2,
     CheckpointNotFoundError,
+    CheckpointState,
     CorruptError,
     InvalidInputError,
     Last,
@@ -334,6 +336,26 @@ class TestDamagedPartitions:
             (f"{self.C}/operators/else/partition-0.snap", "no manifest lists it")
         ]
 
+    def test_a_file_that_two_manifests_list_goes_out_once_as_it_was_called(self, catalog, tmp_path):
+        self.imported(catalog, tmp_path, self.sharing(slash=""))
+        assert not faulty_rules(catalog)
+
+    def test_of_two_contents_of_one_file_one_goes_out_and_the_other_is_told(self, catalog, tmp_path):
+        catalog.import_from(put(tmp_path / "other", sources.partitions([self.A])), "s")
+        files = self.sharing(data=b"other")
+        assert outcomes(catalog.import_from(put(tmp_path / "in", files), "s")) == {self.A: SKIPPED, self.B: IMPORTED}
+        for dry_run in (True, False):
+            report = catalog.export_to(tmp_path / "out", "s", dry_run=dry_run)
+            assert (outcomes(report), report.latest) == ({self.A: EXPORTED, self.B: SKIPPED}, self.A)
+            assert report.faults[0].fault == f"checkpoint {self.A} has other bytes under the name of one of its files"
+        assert taken(tmp_path / "out") == taken(tmp_path / "other")
+
+    def sharing(self, slash="/", data=b"shared"):
+        part = f"{self.A}{slash}{self.ARTIFACT}.snap"
+        entries = [("window.agg", 0, False, part, data)]
+        manifests = {f"{id}{slash}manifest.json": sources.manifest_v2(id, entries) for id in (self.A, self.B)}
+        return {**manifests, part: data}
+
     def test_what_the_pointer_has_not_reached_is_prepared_until_it_has(self, catalog, tmp_path):
         files = {**sources.partitions(IDS), "_latest": self.B.encode()}
         report = catalog.import_from(put(tmp_path / "in", files), "s")
@@ -546,6 +568,26 @@ class TestExport:
         other.import_from(tmp_path / "a" / "b" / "c", "chain")
         links = asyncio.run(other.checkpointer("chain").load_chain(ids[2], "a/../b", 0))
         assert b"".join(link.data for link in links) == b"part 0;part 1;part 2;"
+
+    def test_no_two_go_out_under_one_name(self, catalog, tmp_path):
+        """Three came with the usual names of others, and the last of those names is that of one that was saved here."""
+        named = {n: f"checkpoint-{n:020}.bin" for n in (6, 7, 8, 9)}
+        files = {named[n + 1]: sources.state(n) for n in (6, 7, 8)}
+        catalog.import_from(put(tmp_path / "in", files), "s")
+        catalog.export_to(tmp_path / "alone", "s")
+        assert taken(tmp_path / "alone") == files
+        catalog.state_store().save(saved := CheckpointState(CheckpointId("s", 9)))
+        assert outcomes(catalog.export_to(tmp_path / "out", "s")) == dict.fromkeys(named, EXPORTED)
+        usual = {named[n]: sources.state(n) for n in (6, 7, 8)}
+        assert taken(tmp_path / "out") == {**usual, named[9]: saved.serialize()}
+
+    def test_of_two_that_came_with_one_name_the_other_takes_its_usual_one(self, catalog, tmp_path):
+        for number in (1, 2):
+            catalog.import_from(put(tmp_path / f"in {number}", {"state": sources.state(number)}), "s")
+        catalog.export_to(tmp_path / "out", "s")
+        assert taken(tmp_path / "out") == {
+            "state": sources.state(1), "checkpoint-00000000000000000002.bin": sources.state(2)
+        }  # fmt: skip
 
     def test_a_manifest_that_was_updated_here_goes_out_as_it_is_now(self, catalog, tmp_path):
         files = sources.objects([1], sink_commit_statuses={"warehouse": "Pending"})
