@@ -98,6 +98,7 @@ class Exporter:
         history = stream.history()
         if not history:
             raise CheckpointNotFoundError(f"there is no stream {stream.label!r} to export", stream=stream.label)
+        self._ever = history.keys()
         self._live: History = {key: one for key, one in history.items() if one.live}
         self._sources = {key: one.source for key, one in self._live.items()}
         self._layout = _layout(layout, self._live, self._sources)
@@ -110,6 +111,7 @@ class Exporter:
         """Export, and say what became of every checkpoint."""
         there = {file.path for file in self._storage.list(missing_ok=True)}
         self._refuse_others(there)
+        self._refuse_other_pointer(there)
         with workers(self._threads) as pool:
             self._refuse_other_manifests(pool, there)
             if not self._dry_run:
@@ -229,6 +231,15 @@ class Exporter:
             raise InvalidInputError(
                 f"{self._storage.label} holds {others[0]}, which is no part of this export: pass an empty place, or "
                 "one where the same export was interrupted"
+            )
+
+    def _refuse_other_pointer(self, there: set[str]) -> None:
+        """Refuse a target whose pointer names nothing of this stream; an earlier export's may name what is gone now."""
+        pointer = layouts.POINTERS.get(self._layout)
+        if pointer in there and layouts.read_pointer(self._layout, self._storage.read(pointer)) not in self._ever:
+            raise InvalidInputError(
+                f"{self._storage.label} holds another {pointer} than this export writes, which names no checkpoint of "
+                f"stream {self._stream.label!r}: pass an empty place"
             )
 
     def _refuse_other_manifests(self, pool: ThreadPoolExecutor, there: set[str]) -> None:

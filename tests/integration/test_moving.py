@@ -28,6 +28,7 @@ from catalog import (
     new_uuid7,
 )
 from catalog.lifecycle import Status
+from catalog.moving import layouts
 from catalog.moving.storage import Storage
 from catalog.testing.native import NativeHarness
 from tests import sources
@@ -612,6 +613,28 @@ class TestExport:
         with pytest.raises(InvalidInputError, match=r"another manifests/manifest-000002\.json"):
             catalog.export_to(put(tmp_path / "out", other), "s")
         assert taken(tmp_path / "out") == other
+
+    @pytest.mark.parametrize("raw", [b"precious", b"", b'{"checkpoint_id": 9}', b'{"checkpoint_id": "2"}'])
+    def test_a_target_whose_pointer_names_nothing_of_the_stream_is_refused_and_untouched(self, catalog, tmp_path, raw):
+        self.saved(catalog)
+        other = {"manifests/latest.json": raw}
+        for dry_run in (True, False):
+            with pytest.raises(
+                InvalidInputError, match=r"another manifests/latest\.json .* no checkpoint of stream 's'"
+            ):
+                catalog.export_to(put(tmp_path / "out", other), "s", dry_run=dry_run)
+        assert taken(tmp_path / "out") == other
+
+    @pytest.mark.parametrize("layout", ["objects", "folders"])
+    def test_the_pointer_of_an_earlier_export_is_moved_on_though_what_it_names_is_gone(self, catalog, tmp_path, layout):
+        store = self.saved(catalog)
+        catalog.export_to(tmp_path / "out", "s", layout=layout)
+        store.save_with_state(CheckpointManifest.new(3, epoch=1), b"saved 3")
+        assert catalog.export_to(tmp_path / "out", "s", layout=layout).latest == 3
+        assert taken(tmp_path / "out")[layouts.POINTERS[layout]] == layouts.write_pointer(layout, keys.integer_key(3))
+        pointer = {layouts.POINTERS[layout]: layouts.write_pointer(layout, keys.integer_key(1))}
+        store.prune(1)
+        assert catalog.export_to(put(tmp_path / "more", pointer), "s", layout=layout).latest == 3
 
     def test_an_interrupted_export_goes_on_and_leftover_bytes_of_something_else_are_told(self, catalog, tmp_path):
         self.saved(catalog)
