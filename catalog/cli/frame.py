@@ -79,9 +79,14 @@ class CatalogCommand(TyperCommand):
         given = [word for value in values for word in (value if isinstance(value, tuple | list) else [value])]
         words = [word for word in given if isinstance(word, str)]
         # With no word at all PATH is taken from the environment anyway.
-        if not words or words[0].startswith(("/", ".", "~")) or "://" in words[0]:
+        if not words or is_path(words[0]):
             return False
         return any(one.nargs == -1 for one in positional) or len(words) < len(positional)
+
+
+def is_path(word: str) -> bool:
+    """Say whether a word can be nothing but a PATH."""
+    return word.startswith(("/", ".", "~")) or "://" in word
 
 
 def make_app(name: str, **settings: Any) -> typer.Typer:
