@@ -58,7 +58,7 @@ def fold(
     wanted = chosen_streams(catalog, streams)
     with progressing(out, "folding …") as progress:
         report = catalog.fold_chains(wanted, min_links=min_links, dry_run=dry_run, progress=progress)
-    return Done(asdict(report), report.explain())
+    return Done(asdict(report), report.explain(), ExitCode.FAULTS if report.failed else ExitCode.OK)
 
 
 def compact(catalog: CheckpointCatalog, out: Output, *, dry_run: bool) -> Done:

@@ -56,7 +56,8 @@ def fold_command(
 ) -> None:
     """Turn long chains of deltas into one snapshot each.
 
-    Recovery then reads one artifact instead of a hundred. The job is ckpt-fold.
+    Recovery then reads one artifact instead of a hundred. Formats that no folder knows are left alone and named. The
+    exit code is 3 if a chain is broken or could not be folded. The job is ckpt-fold.
     """
     with running(output, debug) as out, opened(out, path, engine) as catalog:
         finish(out, tasks.fold(catalog, out, streams=stream, min_links=min_links, dry_run=dry_run))

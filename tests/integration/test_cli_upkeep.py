@@ -70,18 +70,18 @@ def test_drill_restores_and_its_code_tells_what_could_not_be(here, harness, plac
     assert shown.startswith("failed orders 3")
 
 
-def test_fold_turns_a_chain_into_a_snapshot_unless_it_runs_dry(here, harness, tmp_path):
-    checkpointer = harness.catalog.checkpointer("clicks")
+def save_chain(checkpointer, links, format):
+    """Save a snapshot and deltas on it, and return the newest id."""
 
     async def chain():
         parent = None
-        for data in (b"one ", b"two ", b"three"):
+        for data in links:
             id = new_uuid7()
             delta = parent is not None
             sha256 = await (checkpointer.save_delta if delta else checkpointer.save_snapshot)(id, "log", 0, data)
             path = artifact_path(id, "log", 0, delta=delta)
             entry = {"partition_id": 0, "is_delta": delta, "path": path, "size_bytes": len(data), "sha256": sha256}
-            operators = {"log": {"partitions": [entry], "format": "append-log"}}
+            operators = {"log": {"partitions": [entry], "format": format}}
             await checkpointer.save_manifest(
                 CheckpointManifestV2.new(id, epoch=1, parent_id=parent, operators=operators)
             )
@@ -89,7 +89,12 @@ def test_fold_turns_a_chain_into_a_snapshot_unless_it_runs_dry(here, harness, tm
             parent = id
         return parent
 
-    newest = asyncio.run(chain())
+    return asyncio.run(chain())
+
+
+def test_fold_turns_a_chain_into_a_snapshot_unless_it_runs_dry(here, harness, tmp_path):
+    checkpointer = harness.catalog.checkpointer("clicks")
+    newest = save_chain(checkpointer, (b"one ", b"two ", b"three"), "append-log")
     place = tmp_path / "catalog"
     code, shown, _ = here("fold", place, "--min-links", 2, "--dry-run", *JSON)
     assert (code, [one["folded"] for one in json.loads(shown)["chains"]]) == (0, [True])
@@ -97,6 +102,19 @@ def test_fold_turns_a_chain_into_a_snapshot_unless_it_runs_dry(here, harness, tm
     assert here("fold", place, "--min-links", 2)[0] == 0
     assert [one.data for one in asyncio.run(checkpointer.load_chain(newest, "log", 0))] == [b"one two three"]
     assert here("fold", place, "--min-links", 1)[0] == 2
+
+
+def test_a_broken_chain_is_code_3_and_one_of_an_unknown_format_is_left_alone_on_purpose(here, harness, tmp_path):
+    place = tmp_path / "catalog"
+    save_chain(harness.catalog.checkpointer("odd"), (b"one", b"two"), "nobody knows it")
+    assert here("fold", place, "--min-links", 2)[0] == 0
+    checkpointer = harness.catalog.checkpointer("clicks")
+    save_chain(checkpointer, (b"one", b"two"), "append-log")
+    first = min(harness.catalog.stream("clicks").history())
+    harness._change(Table.CHECKPOINTS, "clicks", first, lambda rows: rows.clear())
+    for options in (["--dry-run"], []):
+        code, shown, _ = here("fold", place, "--min-links", 2, *options, *JSON)
+        assert (code, [one["failed"] for one in json.loads(shown)["chains"]]) == (3, [True, False]), options
 
 
 def test_compact_merges_and_a_dry_run_only_tells(here, harness, place):
