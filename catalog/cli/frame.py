@@ -1,6 +1,7 @@
 """What all commands share: exit codes, arguments, and how an error becomes a sentence."""
 
 import io
+import logging
 import os
 import sys
 import traceback
@@ -117,7 +118,8 @@ def running(output: OutputFormat, debug: bool, program: str = "ckpt") -> Iterato
     """Give a command its output; an error becomes one sentence on stderr and an exit code."""
     out = make_output(output)
     try:
-        yield out
+        with _telling(out, debug, program):
+            yield out
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
         raise
     except KeyboardInterrupt as error:
@@ -129,6 +131,41 @@ def running(output: OutputFormat, debug: bool, program: str = "ckpt") -> Iterato
         else:
             out.note(f"{program}: {sentence(error)}")
         raise typer.Exit(exit_code(error)) from error
+
+
+@contextmanager
+def _telling(out: Output, debug: bool, program: str) -> Iterator[None]:
+    """Tell what the library warns of, unless whoever called has set up logging and hears of it there."""
+    library = logging.getLogger("catalog")
+    if library.hasHandlers():
+        yield
+        return
+    telling = _Telling(out, debug, program)
+    library.addHandler(telling)
+    try:
+        yield
+    finally:
+        library.removeHandler(telling)
+
+
+class _Telling(logging.Handler):
+    """Tells a warning of the library in one line; without it Python would print every trace."""
+
+    def __init__(self, out: Output, debug: bool, program: str) -> None:
+        super().__init__(logging.WARNING)
+        self._out = out
+        self._debug = debug
+        self._program = program
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            error = record.exc_info[1] if record.exc_info else None
+            why = f" ({sentence(error)})" if isinstance(error, Exception) else ""
+            self._out.note(f"{self._program}: {record.getMessage()}{why}")
+            if error and self._debug:
+                traceback.print_exception(error)
+        except Exception:  # noqa: BLE001 - the rule for handlers: what is warned of goes on whatever happens here
+            self.handleError(record)
 
 
 def time_argument(text: str) -> datetime:

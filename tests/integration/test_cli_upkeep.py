@@ -20,6 +20,7 @@ from catalog.tables.port import Table
 from catalog.testing.native import NativeHarness
 
 JSON = ("--output", "json")
+TRACE = "Traceback (most recent call last):"
 
 
 @pytest.fixture
@@ -102,6 +103,17 @@ def test_fold_turns_a_chain_into_a_snapshot_unless_it_runs_dry(here, harness, tm
     assert here("fold", place, "--min-links", 2)[0] == 0
     assert [one.data for one in asyncio.run(checkpointer.load_chain(newest, "log", 0))] == [b"one two three"]
     assert here("fold", place, "--min-links", 1)[0] == 2
+
+
+def test_a_chain_that_cannot_be_folded_is_code_3_and_one_line_and_its_trace_is_for_debug(ckpt, harness, tmp_path):
+    save_chain(harness.catalog.checkpointer("clicks"), (b"{}", b"no JSON"), "json-merge-patch")
+    fold = ("fold", tmp_path / "catalog", "--min-links", 2)
+    done = ckpt(*fold)
+    assert done.returncode == 3
+    assert "2 links, but it could not be folded: " in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ckpt: folding 'log' partition 0 of checkpoint ")
+    assert ckpt(*fold, "--debug").stderr.splitlines()[:2] == [line, TRACE]
 
 
 def test_a_broken_chain_is_code_3_and_one_of_an_unknown_format_is_left_alone_on_purpose(here, harness, tmp_path):
