@@ -234,4 +234,9 @@ def _space(place: Place) -> Finding:
     found = f"{show_as.size(disk.free)} of {show_as.size(disk.total)} free ({percent} %)"
     if disk.free >= FEWEST_FREE_BYTES and percent >= FEWEST_FREE_PERCENT:
         return Finding("space", State.OK, found)
-    return Finding("space", State.WARN, found, "`ckpt prune`, `ckpt sweep` and `ckpt compact` make room")
+    # Purging waits a few minutes longer than undo.
+    remedy = (
+        "`ckpt sweep` and `ckpt compact --keep-removed 0s` make room of what is past its undo window; if that is not "
+        "enough `ckpt prune --keep N --undo-for 0s`, and both again after 5 minutes"
+    )
+    return Finding("space", State.WARN, found, remedy)

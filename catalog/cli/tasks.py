@@ -61,10 +61,10 @@ def fold(
     return Done(asdict(report), report.explain(), ExitCode.FAULTS if report.failed else ExitCode.OK)
 
 
-def compact(catalog: CheckpointCatalog, out: Output, *, dry_run: bool) -> Done:
+def compact(catalog: CheckpointCatalog, out: Output, *, keep_removed: timedelta | None, dry_run: bool) -> Done:
     """Merge small files, shorten the logs and free the disk."""
     with out.working("compacting …"):
-        report = catalog.compact(dry_run=dry_run)
+        report = catalog.compact(keep_removed=keep_removed, dry_run=dry_run)
     return Done(asdict(report), report.explain(), ExitCode.FAULTS if report.problems else ExitCode.OK)
 
 

@@ -8,6 +8,7 @@ from catalog.cli.job import (
     EngineName,
     EngineOption,
     GraceOption,
+    KeepRemovedOption,
     MinLinksOption,
     PercentOption,
     SampleOption,
@@ -65,6 +66,7 @@ def fold_command(
 
 def compact_command(
     path: PathArgument,
+    keep_removed: KeepRemovedOption = None,
     dry_run: DryRunOption = False,
     engine: EngineOption = EngineName.NATIVE,
     output: OutputOption = OutputFormat.TEXT,
@@ -75,7 +77,7 @@ def compact_command(
     The exit code is 3 if something was left as it is because it cannot be read. The job is ckpt-compact.
     """
     with running(output, debug) as out, opened(out, path, engine) as catalog:
-        finish(out, tasks.compact(catalog, out, dry_run=dry_run))
+        finish(out, tasks.compact(catalog, out, keep_removed=keep_removed, dry_run=dry_run))
 
 
 def sweep_command(

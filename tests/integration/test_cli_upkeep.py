@@ -143,6 +143,30 @@ def test_compact_merges_and_a_dry_run_only_tells(here, harness, place):
     assert {one["table"]: one["files_before"] for one in json.loads(shown)["tables"]}["artifacts"] == 1
 
 
+def test_the_disk_gets_swept_bytes_back_a_day_later_or_at_once_by_compact_without_keeping(here, tmp_path):
+    place = tmp_path / "catalog"
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    with CheckpointCatalog.native(place, create=True, clock=lambda: yesterday, durable=False) as catalog:
+        store = catalog.store("orders")
+        for number in (1, 2, 3):
+            store.save_with_state(CheckpointManifest.new(number, epoch=1), os.urandom(1 << 20))
+        store.prune(1, undo_for=timedelta(0))
+
+    def on_disk():
+        return sum(file.stat().st_size for file in place.rglob("*.parquet")) >> 20
+
+    assert here("sweep", place)[0] == 0
+    assert here("compact", place)[0] == 0
+    assert on_disk() == 3
+    code, shown, _ = here("compact", place, "--keep-removed", "0s", "--dry-run", *JSON)
+    assert (code, sum(one["freed_bytes"] for one in json.loads(shown)["tables"]) >> 20, on_disk()) == (0, 2, 3)
+    assert here("compact", place, "--keep-removed", "0s")[0] == 0
+    assert on_disk() == 1
+    for wrong in ("2d", "25h", "soon"):
+        code, shown, told = here("compact", tmp_path / "typo", "--keep-removed", wrong)
+        assert (code, shown, "--keep-removed" in told, "timedelta" in told) == (2, "", True, False), wrong
+
+
 def test_sweep_deletes_what_is_past_its_undo_window_and_what_was_never_saved(here, harness, place):
     yesterday = datetime.now(UTC) - timedelta(days=1)
     with CheckpointCatalog.native(place, clock=lambda: yesterday, durable=False) as catalog:
@@ -278,7 +302,8 @@ def test_doctor_tells_of_a_disk_that_other_machines_share(monkeypatch, place):
                                                      (4 << 30, 1000 << 30, "warn")])  # fmt: skip
 def test_doctor_tells_when_space_runs_out(monkeypatch, place, free, total, state):
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=free, total=total))
-    assert doctor._space(path_place(place)).state == state
+    found = doctor._space(path_place(place))
+    assert (found.state, "`ckpt compact --keep-removed 0s`" in found.remedy) == (state, state == "warn")
 
 
 def test_doctor_tells_of_a_storage_that_lets_two_writers_win(monkeypatch, place):
