@@ -3,16 +3,18 @@
 import asyncio
 import json
 import os
-from contextlib import ExitStack
+import re
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
 
 from catalog import CheckpointCatalog, CheckpointManifest, CheckpointManifestV2, artifact_path, keys, new_uuid7
-from catalog.cli import doctor
+from catalog.cli import doctor, tasks
 from catalog.cli.job import EngineName, EngineOption
 from catalog.cli.main import COMMANDS
+from catalog.cli.output import JsonOutput
 from catalog.tables import probe
 from catalog.tables.locks import CommitLock
 from catalog.tables.names import path_place
@@ -165,6 +167,23 @@ def test_the_disk_gets_swept_bytes_back_a_day_later_or_at_once_by_compact_withou
     for wrong in ("2d", "25h", "soon"):
         code, shown, told = here("compact", tmp_path / "typo", "--keep-removed", wrong)
         assert (code, shown, "--keep-removed" in told, "timedelta" in told) == (2, "", True, False), wrong
+
+
+def test_compact_says_how_far_it_is(harness):
+    store = harness.catalog.store("orders")
+    for number in range(4, 12):
+        store.save_with_state(CheckpointManifest.new(number, epoch=1), b"state")
+    told = []
+
+    class Watched(JsonOutput):
+        @contextmanager
+        def working(self, what):
+            told.append(what)
+            yield told.append
+
+    tasks.compact(harness.catalog, Watched(), keep_removed=None, dry_run=False)
+    assert told[0] == "compacting …"
+    assert re.fullmatch(r"artifacts: (.+) of \1", told[1])
 
 
 def test_sweep_deletes_what_is_past_its_undo_window_and_what_was_never_saved(here, harness, place):
