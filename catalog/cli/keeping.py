@@ -68,6 +68,14 @@ def save_command(
     written again.
     """
     with running(output, debug) as out:
+        # The library has to take epoch 0; validation calls it a failure, so nobody is led there by hand.
+        for number, what, least in (
+            (checkpoint_id, "--id", 1),
+            (epoch, "--epoch", 1),
+            (pipeline_hash, "--pipeline-hash", 0),
+        ):
+            if number is not None:
+                keys.u64(number, what, minimum=least)
         found = files.find([Path(one) for one in source])
         with CheckpointCatalog.native(path) as catalog:
             with out.working(f"saving {show_as.count(len(found), 'file')} …"):

@@ -202,7 +202,10 @@ def test_a_folder_that_cannot_be_listed_is_an_error_and_not_left_out(here, place
         ["--offset", "=1"],
         ["--id", "0"],
         ["--id", str(2**64)],
+        ["--id", "-1"],
         ["--epoch", "-1"],
+        ["--epoch", "0"],
+        ["--pipeline-hash", "-1"],
         ["--watermark", str(2**63)],
     ],
 )
@@ -210,6 +213,9 @@ def test_a_wrong_option_of_save_is_a_usage_error_and_nothing_is_saved(here, plac
     code, shown, told = here("save", place, "job", folder, *options)
     assert (code, shown) == (2, "")
     assert told
+    if options[1] in ("-1", "0"):
+        assert told.startswith(f"ckpt: {options[0]} must be from ")
+        assert told.endswith(f" to 2^64-1, not {options[1]}\n")
     assert ids(place) == []
     assert CheckpointCatalog.native(place).engine.scan(Table.ARTIFACTS, [], ["stream"]).num_rows == 0
 
