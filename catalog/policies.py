@@ -104,12 +104,16 @@ class Within:
     def keeps(self, candidates: Candidates) -> dict[str, str]:
         """See Policy."""
         since = candidates.now - self.span
-        return {one.key: f"saved within {self.span}" for one in candidates.live if (_saved_at(one) or since) >= since}
+        return {
+            one.key: f"saved within {_words(self.span)}"
+            for one in candidates.live
+            if (_saved_at(one) or since) >= since
+        }
 
     @property
     def otherwise(self) -> str:
         """See Policy."""
-        return f"saved longer than {self.span} ago"
+        return f"saved longer than {_words(self.span)} ago"
 
 
 class Period(StrEnum):
@@ -226,6 +230,15 @@ class LastValidated:
     def otherwise(self) -> str:
         """See Policy."""
         return "not the newest that was validated"
+
+
+def _words(span: timedelta) -> str:
+    """Return a length of time for people, in the largest unit of which it is a whole number."""
+    for name, unit in (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1)):
+        number, rest = divmod(span, timedelta(seconds=unit))
+        if not rest:
+            return f"{number} {name}" if number == 1 else f"{number} {name}s"
+    return f"{span.total_seconds()} seconds"
 
 
 def _saved_at(checkpoint: Checkpoint) -> datetime | None:
