@@ -307,6 +307,8 @@ def read_policies(file: str | Path) -> list[Retention]:
     tables = parsed.pop("retention", None)
     if parsed or not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
         raise InvalidInputError(f"{file}: it must have tables [[retention]], and nothing else")
+    if not tables:
+        raise InvalidInputError(f"{file}: it keeps nothing: give at least one [[retention]]")
     found = []
     for number, table in enumerate(tables, 1):
         try:

@@ -177,6 +177,7 @@ def test_a_file_says_it_all(tmp_path):
     ("text", "told"),
     [
         ("", "must have tables"),
+        ("retention = []", "it keeps nothing: give at least one"),
         ("last = 3", "must have tables"),
         ("[retention]\nlast = 3", "must have tables"),
         ("[[retention]]\nlast = 3\n[other]", "must have tables"),
