@@ -18,7 +18,14 @@ import typer
 from typer.core import TyperCommand
 
 from catalog.cli.output import Output, OutputFormat, make_output
-from catalog.errors import CatalogError, ConflictError, InvalidInputError, NotACatalogError, TrashedError
+from catalog.errors import (
+    CatalogError,
+    ConflictError,
+    DamagedCatalogError,
+    InvalidInputError,
+    NotACatalogError,
+    TrashedError,
+)
 from catalog.policies import span
 from catalog.tables.commits import first_line
 from catalog.tables.port import Table
@@ -190,7 +197,7 @@ def sentence(error: Exception) -> str:
     match error:
         case TrashedError():
             return f"{error} (`ckpt undo` takes it out)"
-        case NotACatalogError():
+        case NotACatalogError() if not isinstance(error, DamagedCatalogError):
             return f"{error}{_misplaced_path()}"
         case CatalogError() | OSError():
             return str(error)
@@ -208,6 +215,8 @@ def _misplaced_path() -> str:
 def exit_code(error: Exception) -> ExitCode:
     """Return the exit code that an error means."""
     match error:
+        case DamagedCatalogError():
+            return ExitCode.FAILURE
         case NotACatalogError():
             return ExitCode.NO_CATALOG
         case ConflictError():
