@@ -206,6 +206,9 @@ def test_sweep_deletes_what_is_past_its_undo_window_and_what_was_never_saved(her
     ]
     assert (harness.artifact_rows("orders"), harness.artifact_rows("never")) == (2, 0)
     assert here("sweep", place) == (0, "nothing to purge or to sweep\n", "")
+    assert events(harness) == ["swept"] * 2, "neither a dry run nor one that finds nothing is written down"
+    last = here("history", place, "orders")[1].splitlines()[-1].split()
+    assert (last[3:5], last[-6:]) == (["-", "swept"], ["orphans", "0,", "purged", "1,", "chunks", "1"])
     assert here("sweep", place, "--grace", "soon")[0] == 2
     assert here("sweep", place, "--stream", "order")[0] == 1
 
