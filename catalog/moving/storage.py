@@ -71,7 +71,7 @@ class Storage:
         with _told(path, "read"):
             if self._local and not stat.S_ISREG((self._local / path).stat().st_mode):  # to open a pipe waits for ever
                 raise OSError("it is a pipe, a socket, a device or a folder")
-            with self._files.open_input_stream(self._at(path)) as file:
+            with self._files.open_input_stream(self._at(path), compression=None) as file:
                 while piece := file.read(PIECE_BYTES):
                     yield piece
 
@@ -88,7 +88,7 @@ class Storage:
             if len(ready) * PIECE_BYTES > 64 << 20:
                 break
         with _told(path, "written"):
-            file = self._files.open_output_stream(self._at(path))
+            file = self._files.open_output_stream(self._at(path), compression=None)
             try:
                 for piece in ready:
                     file.write(piece)

@@ -73,7 +73,7 @@ LAYOUTS = {
     "partitions": (sources.partitions(IDS), IDS),
     "partitions without the slash": (sources.partitions(IDS, slash="", prefix="checkpoints/"), IDS),
     "states": (
-        {"a.bin": sources.state(0), "b": sources.state(7, order=None), "deep/c": sources.state(2**64 - 1)},
+        {"a.bin": sources.state(0), "b.gz": sources.state(7, order=None), "deep/c": sources.state(2**64 - 1)},
         [0, 7, 2**64 - 1],
     ),
 }
