@@ -523,8 +523,7 @@ class TestRefusals:
         assert catalog.store("s").list_ids() == [1, 5]
 
 
-async def save_chain(checkpointer, ids, operator="a/../b"):
-    parent = None
+async def save_chain(checkpointer, ids, operator="a/../b", parent=None):
     for number, id in enumerate(ids):
         data, delta = b"part %d;" % number, parent is not None
         sha = await (checkpointer.save_delta if delta else checkpointer.save_snapshot)(id, operator, 0, data)
@@ -717,6 +716,57 @@ class TestExport:
         assert outcomes(other.import_from(tmp_path / "folded", "s")) == {IDS[2]: IMPORTED}
         (link,) = asyncio.run(other.checkpointer("s").load_chain(IDS[2], "window.agg", 0))
         assert link.data == b"bytes 0bytes 1bytes 2"
+
+    def test_what_a_live_one_stands_on_goes_out_from_the_trash_too_and_is_told(self, catalog, tmp_path):
+        """Restored and pinned, a delta is valid here: its export has to be a whole chain as well."""
+        chain, last = sources.partitions(IDS), new_uuid7()
+        for source in (chain, sources.partitions([last])):
+            catalog.import_from(put(tmp_path / "in", source), "s")
+        catalog.apply_retention([Retention((Last(1),))])
+        asyncio.run(catalog.checkpointer("s").restore(IDS[2]))
+        catalog.stream("s").pin(IDS[2], "a backup needs it")
+        planned = catalog.export_to(tmp_path / "out", "s", dry_run=True)
+        report = catalog.export_to(tmp_path / "out", "s", threads=4)
+        assert (planned.lines, report.latest, report.faults) == (report.lines, last, [])
+        assert outcomes(report) == dict.fromkeys([*IDS, last], EXPORTED)
+        why = f"it is in the trash here, and goes out because {IDS[2]} stands on it"
+        assert [line.note for line in report.lines] == [why, why, None, None]
+        assert taken(tmp_path / "out") == taken(tmp_path / "in")
+        assert outcomes(catalog.export_to(tmp_path / "out", "s")) == dict.fromkeys([*IDS, last], PRESENT)
+        other = CheckpointCatalog.native(tmp_path / "other", create=True)
+        assert outcomes(other.import_from(tmp_path / "out", "s")) == dict.fromkeys([*IDS, last], IMPORTED)
+        links = asyncio.run(other.checkpointer("s").load_chain(IDS[2], "window.agg", 0))
+        assert [link.data for link in links] == [b"bytes 0", b"bytes 1", b"bytes 2"]
+
+    def test_what_goes_into_the_trash_under_an_export_and_is_stood_upon_goes_out(self, catalog, tmp_path, monkeypatch):
+        ids, listing, checkpointer = [new_uuid7() for _ in range(2)], Storage.list, catalog.checkpointer("s")
+
+        def prune_then_list(self, **options):
+            catalog.apply_retention([Retention((Last(1),))])
+            asyncio.run(checkpointer.restore(ids[1]))
+            return listing(self, **options)
+
+        asyncio.run(save_chain(checkpointer, ids, "op"))
+        asyncio.run(save_chain(checkpointer, [last := new_uuid7()], "op"))
+        monkeypatch.setattr(Storage, "list", prune_then_list)
+        assert outcomes(catalog.export_to(tmp_path / "out", "s")) == dict.fromkeys([*ids, last], EXPORTED)
+        assert status(catalog, ids[0]) is Status.TRASHED
+
+    def test_what_is_stood_upon_in_the_trash_and_was_folded_goes_out_as_a_snapshot(self, catalog, tmp_path):
+        ids, checkpointer = [new_uuid7() for _ in range(3)], catalog.checkpointer("s")
+        asyncio.run(save_chain(checkpointer, ids[:2], "op"))
+        catalog.fold_chains(["s"], folders={"op": AppendLog()}, min_links=2)
+        asyncio.run(save_chain(checkpointer, ids[2:], "op", ids[1]))
+        asyncio.run(save_chain(checkpointer, [last := new_uuid7()], "op"))
+        catalog.apply_retention([Retention((Last(1),))])
+        asyncio.run(checkpointer.restore(ids[2]))
+        report = catalog.export_to(tmp_path / "out", "s")
+        assert outcomes(report) == dict.fromkeys([ids[1], ids[2], last], EXPORTED)
+        assert "folded into; it is in the trash" in report.lines[0].note
+        other = CheckpointCatalog.native(tmp_path / "other", create=True)
+        other.import_from(tmp_path / "out", "s")
+        links = asyncio.run(other.checkpointer("s").load_chain(ids[2], "op", 0))
+        assert [link.data for link in links] == [b"part 0;part 1;", b"part 0;"]
 
     def test_state_in_checkpoint_streams_is_told_because_the_layout_has_no_place_for_it(self, catalog, tmp_path):
         store = self.saved(catalog)
