@@ -29,7 +29,7 @@ from catalog.moving.contents import SOURCE_TEXT
 from catalog.moving.importing import THREADS
 from catalog.moving.layouts import FORMATS, Layout
 from catalog.moving.report import Moved, MoveLine, MoveReport
-from catalog.moving.storage import FileFault, Storage
+from catalog.moving.storage import FileFault, Storage, is_unfinished
 from catalog.protocol import Stream
 from catalog.tables.port import In
 from catalog.threads import start, workers
@@ -113,7 +113,7 @@ class Exporter:
 
     def run(self) -> MoveReport:
         """Export, and say what became of every checkpoint."""
-        there = {file.path for file in self._storage.list(missing_ok=True)}
+        there = {file.path for file in self._storage.list(missing_ok=True) if not is_unfinished(file.path)}
         self._refuse_others(there)
         self._refuse_other_pointer(there)
         with workers(self._threads) as pool:

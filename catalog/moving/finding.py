@@ -1,6 +1,8 @@
 """What a source holds: its layout, and the checkpoints that its files make."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from catalog.errors import InvalidInputError
 from catalog.moving import contents, layouts
@@ -17,7 +19,12 @@ def find_plan(storage: Storage, layout: Layout | None, threads: int) -> Plan:
     Raises:
         InvalidInputError: no layout is recognized, or several are.
     """
-    files = storage.list()
+    listed = storage.list()
+    plan = _plan(storage, layout, [file for file in listed if file.stray is None], threads)
+    return replace(plan, strays={**plan.strays, **{file.path: file.stray for file in listed if file.stray is not None}})
+
+
+def _plan(storage: Storage, layout: Layout | None, files: Sequence[FileFacts], threads: int) -> Plan:
     found = layout or layouts.detect(files)
     if found not in (None, Layout.STATES):
         return layouts.plan(found, files)

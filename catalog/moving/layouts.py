@@ -73,6 +73,8 @@ class FileFacts:
     """Relative to the source, with slashes."""
     size: int
     modified: datetime | None = None
+    stray: str | None = None
+    """Why it is no part of any checkpoint, whatever it is called; None if nothing says so."""
 
 
 @dataclass(frozen=True, slots=True)

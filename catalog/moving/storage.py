@@ -46,6 +46,8 @@ class Storage:
     def list(self, *, missing_ok: bool = False) -> list[FileFacts]:
         """Return everything that is no folder: links that lead nowhere, pipes and sockets too, which `read` refuses.
 
+        What an export left unfinished is told to be a stray.
+
         Args:
             missing_ok: a folder that is not there is empty, instead of an error.
         """
@@ -56,10 +58,13 @@ class Storage:
             raise InvalidInputError(f"there is nothing at {self.label}") from error
         except (OSError, pa.ArrowException) as error:
             raise InvalidInputError(f"{self.label} cannot be listed: {first_line(error)}") from error
+        left = "an export that was killed left it unfinished"
         return [
-            FileFacts(one.path[len(self._root) + 1 :], one.size or 0, one.mtime)
+            FileFacts(
+                one.path[len(self._root) + 1 :], one.size or 0, one.mtime, left if is_unfinished(one.path) else None
+            )
             for one in found
-            if one.type is not pa_fs.FileType.Directory and not one.base_name.startswith(_UNFINISHED)
+            if one.type is not pa_fs.FileType.Directory
         ] + [FileFacts(path, 0) for path in self._dangling()]
 
     def read(self, path: str) -> bytes:
@@ -133,6 +138,11 @@ class Storage:
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"
+
+
+def is_unfinished(path: str) -> bool:
+    """Return whether a file is called as one that an export is writing to a local disk, or was when it was killed."""
+    return path.rpartition("/")[2].startswith(_UNFINISHED)
 
 
 @contextmanager

@@ -240,6 +240,13 @@ class TestDamage:
         assert all(line.fault for line in report.faults)
         assert catalog.store("s").list_ids() == [1, 2, 3, 4]
 
+    @pytest.mark.parametrize("files", [FOUR, {f"state-{n}": sources.state(n) for n in (1, 2, 3, 4)}])
+    def test_what_a_killed_export_left_unfinished_is_told_and_is_no_checkpoint(self, catalog, tmp_path, files):
+        unfinished = {".unfinished-export-5": sources.state(5), "deep/.unfinished-export-6": sources.state(6)[:-5]}
+        report = catalog.import_from(put(tmp_path / "in", files | unfinished), "s")
+        assert outcomes(report) == dict.fromkeys([1, 2, 3, 4], IMPORTED) | dict.fromkeys(unfinished, SKIPPED)
+        assert {line.fault for line in report.faults} == {"an export that was killed left it unfinished"}
+
     def test_a_file_that_is_gone_when_it_is_read_is_told_and_the_others_come(self, catalog, tmp_path, monkeypatch):
         source, listing = put(tmp_path / "in", FOUR), Storage.list
 
