@@ -290,6 +290,55 @@ class TestDamage:
         assert report.faults[0].fault.startswith("state-2 could not be read: ")
 
 
+class TestLinks:
+    IN_ITSELF = "it leads to a folder that it is in itself, and is not followed"
+
+    def test_folders_that_are_links_are_followed_and_what_has_a_name_of_its_own_keeps_it(self, catalog, tmp_path):
+        source = put(tmp_path / "in", sources.folders([1, 2, 3]))
+        (source / "checkpoints").rename(tmp_path / "elsewhere")
+        (source / "checkpoints").symlink_to("../elsewhere")
+        (source / "latest").symlink_to("checkpoints/checkpoint_000003")
+        report = catalog.import_from(source, "s")
+        strays = dict.fromkeys(["latest/manifest.json", "latest/state.bin"], SKIPPED)
+        assert outcomes(report) == dict.fromkeys([1, 2, 3], IMPORTED) | strays
+        assert not faulty_rules(catalog)
+
+    def test_links_that_lead_in_circles_are_told_and_nothing_is_listed_for_ever(self, catalog, tmp_path):
+        source, elsewhere = put(tmp_path / "in", FOUR), put(tmp_path / "elsewhere", {"stray": b""})
+        for link, folder in (("it", "."), ("again", "."), ("manifests/up", ".."), ("out", elsewhere)):
+            (source / link).symlink_to(folder)
+        (elsewhere / "back").symlink_to(source)
+        report = catalog.import_from(source, "s")
+        circles = ["again", "it", "manifests/up", "out/back"]
+        assert outcomes(report) == dict.fromkeys([1, 2, 3, 4], IMPORTED) | dict.fromkeys(
+            [*circles, "out/stray"], SKIPPED
+        )
+        assert [(line.file, line.fault) for line in report.faults[:-1]] == [(name, self.IN_ITSELF) for name in circles]
+
+    def test_a_link_that_is_reached_through_others_is_followed_once_and_its_other_names_are_told(
+        self, catalog, tmp_path
+    ):
+        """Links among a few folders, each to all others, would have more paths than anybody can list."""
+        names = [f"folder{number}" for number in range(12)]
+        source = put(tmp_path / "in", FOUR | {f"{name}/file": b"" for name in names})
+        for name in names:
+            for other in {*names} - {name}:
+                (source / name / other).symlink_to(source / other)
+        report = catalog.import_from(source, "s")
+        told = {line.file: line.fault for line in report.faults}
+        assert told["folder3/folder5/folder7"] == "it is the link that is followed as folder5/folder7"
+        assert told["folder3/folder5/folder3"] == self.IN_ITSELF
+        assert sum(name.endswith("/file") for name in told) == 12 * 12
+        assert outcomes(report).items() >= dict.fromkeys([1, 2, 3, 4], IMPORTED).items()
+
+    def test_a_target_with_a_link_in_circles_is_refused(self, catalog, tmp_path):
+        catalog.import_from(put(tmp_path / "in", FOUR), "s")
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "it").symlink_to(".")
+        with pytest.raises(InvalidInputError, match="holds it, which is no part of this export"):
+            catalog.export_to(tmp_path / "out", "s")
+
+
 class TestDamagedPartitions:
     A, B, C = IDS
     ARTIFACT = "operators/window.agg/partition-0"
