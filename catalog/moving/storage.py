@@ -4,7 +4,7 @@ import os
 import stat
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from catalog.tables.locks import fsync
 from catalog.tables.names import path_place
 
 PIECE_BYTES = 4 << 20
+_BUFFER_BYTES = 64 << 10
+"""Small reads are of so much: a bucket is asked for every one."""
 _UNFINISHED = ".unfinished-export-"
 """What a file's name begins with while it is being written to a local disk."""
 
@@ -66,12 +68,18 @@ class Storage:
 
     def pieces(self, path: str) -> Iterator[bytes]:
         """Yield a file's bytes in pieces of at most 4 MiB."""
+        with self.reading(path) as read:
+            while piece := read(PIECE_BYTES):
+                yield piece
+
+    @contextmanager
+    def reading(self, path: str) -> Iterator[Callable[[int], bytes]]:
+        """Give what reads so many of a file's next bytes, or all that are left."""
         with _told(path, "read"):
             if self._local and not stat.S_ISREG((self._local / path).stat().st_mode):  # to open a pipe waits for ever
                 raise OSError("it is a pipe, a socket, a device or a folder")
-            with self._files.open_input_stream(self._at(path), compression=None) as file:
-                while piece := file.read(PIECE_BYTES):
-                    yield piece
+            with self._files.open_input_stream(self._at(path), compression=None, buffer_size=_BUFFER_BYTES) as file:
+                yield file.read
 
     def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
         """Write a file, of which nothing is seen before all of it is there."""

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import threading
+import tracemalloc
 from datetime import UTC, datetime
 
 import pytest
@@ -29,6 +30,7 @@ from catalog import (
 )
 from catalog.lifecycle import Status
 from catalog.moving import layouts
+from catalog.moving.finding import find_plan
 from catalog.moving.storage import Storage
 from catalog.testing.native import NativeHarness
 from tests import sources
@@ -337,6 +339,39 @@ class TestLinks:
         (tmp_path / "out" / "it").symlink_to(".")
         with pytest.raises(InvalidInputError, match="holds it, which is no part of this export"):
             catalog.export_to(tmp_path / "out", "s")
+
+
+def peak(work):
+    """Return the most memory that Python held while this was done, and what it returned."""
+    tracemalloc.start()
+    try:
+        done = work()
+        return tracemalloc.get_traced_memory()[1], done
+    finally:
+        tracemalloc.stop()
+
+
+class TestLarge:
+    SIZE = 64 << 20
+
+    def test_files_of_any_size_are_asked_for_states_without_being_kept_in_memory(self, tmp_path):
+        large = sources.state(7, size=self.SIZE)
+        source = put(tmp_path / "in", {"7": large, "8": large[:-1], "text": b"some words " * (self.SIZE // 11)})
+        with (source / "zeros").open("wb") as file:
+            file.truncate(self.SIZE)
+        most, plan = peak(lambda: find_plan(Storage(source), None, 1))
+        assert [one.key for one in plan.candidates] == [keys.integer_key(7), keys.integer_key(8)]
+        assert plan.strays.keys() == {"text", "zeros"}
+        assert most < self.SIZE // 4
+
+    def test_a_wrong_folder_is_refused_without_its_files_being_read_as_a_whole(self, catalog, tmp_path):
+        source = put(tmp_path / "in", {f"{name}.log": b"some words " * (self.SIZE // 11) for name in "ab"})
+
+        def refused():
+            with pytest.raises(InvalidInputError, match="no checkpoints are recognized among the 2 files"):
+                catalog.import_from(source, "s")
+
+        assert peak(refused)[0] < self.SIZE // 4
 
 
 class TestDamagedPartitions:
