@@ -219,7 +219,8 @@ def _fsync_commit(table: Path, version: int, *, data_too: bool) -> set[Path]:
 
 
 def _added(table: Path, entry: Path) -> list[Path]:
-    actions = [json.loads(line) for line in entry.read_text("utf-8").splitlines()]
+    # Bytes: text is also cut at U+2028, U+2029 and U+0085, which JSON has as they are in a stream's name.
+    actions = [json.loads(line) for line in entry.read_bytes().splitlines()]
     return [table / unquote(action["add"]["path"]) for action in actions if "add" in action]
 
 

@@ -249,6 +249,7 @@ NAMES = [
     "a%2Fb",
     "a/b/",
     "A/b",
+    "lines\u2028that\u2029text\x85has",
     "",
 ]
 

@@ -103,6 +103,15 @@ def test_a_catalog_and_its_stores_tell_where_they_are(tmp_path):
     assert repr(catalog.as_of(version=0)).startswith(f"CheckpointCatalog('{tmp_path}', as of version 0, of 2")
 
 
+def test_no_name_of_a_stream_disturbs_the_commits_of_others(tmp_path):
+    store = new_catalog(tmp_path).store("a\u2028b\u2029c\x85d")
+    save(store, times=12)
+    fresh = new_catalog(tmp_path)  # puts the last commit before its first on the disk, as of a killed writer
+    save(fresh.store("innocent"))
+    fresh.compact()
+    assert (store.list_ids(), fresh.store("innocent").list_ids()) == (list(range(1, 13)), [1])
+
+
 def test_a_create_again_opens_what_is_there(tmp_path):
     save(new_catalog(tmp_path).store("s"))
     assert new_catalog(tmp_path).store("s").list_ids() == [1]

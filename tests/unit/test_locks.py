@@ -97,7 +97,8 @@ def commit(table, version, *data_files):
         file.write_bytes(b"data")
         actions.append({"add": {"path": encoded, "size": 4, "dataChange": True}})
     actions.append({"remove": {"path": "gone.parquet", "dataChange": True}})
-    (log / f"{version:020d}.json").write_text("\n".join(map(json.dumps, actions)) + "\n", "utf-8")
+    lines = [json.dumps(action, ensure_ascii=False) for action in actions]
+    (log / f"{version:020d}.json").write_text("\n".join(lines) + "\n", "utf-8")
 
 
 @pytest.fixture
@@ -288,6 +289,12 @@ class TestDurability:
         assert sorted(paths[3:]) == [".", "_delta_log", "a b"]
         assert all(locked for _, locked in synced)
         assert not is_locked(tmp_path)
+
+    def test_a_line_of_the_log_ends_only_where_json_cannot_go_on(self, tmp_path, synced):
+        name = "stream=a\u2028b\u2029c\x85d/part.parquet"
+        with CommitLock(tmp_path).held():
+            commit(tmp_path, 0, (name, name))
+        assert name in [path for path, _ in synced]
 
     def test_every_commit_made_while_it_was_held_is_durable(self, tmp_path, synced):
         with CommitLock(tmp_path).held():
