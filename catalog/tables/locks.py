@@ -6,8 +6,10 @@ kept until the log entry and its folder are fsynced: released earlier, a power c
 """
 
 import json
+import math
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,16 +34,18 @@ class CommitLock:
 
         Args:
             folder: the table.
-            timeout_s: how long to wait for other holders.
+            timeout_s: how long to wait for other holders; below zero for ever.
             durable: put commits on the disk before the lock is released.
             data_too: data files as well, if the engine has not done so itself.
         """
         self._folder = folder
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s if 0 <= timeout_s < threading.TIMEOUT_MAX else threading.TIMEOUT_MAX
         self._durable = durable
         self._data_too = data_too
         # Threads of this process queue here, so that only one of them competes for the OS lock.
         self._threads = threading.Lock()
+        self._released_at = -math.inf
+        """When a thread of this process last let go of the lock."""
         self._newest = -1
 
     @contextmanager
@@ -49,10 +53,10 @@ class CommitLock:
         """Hold the lock around a commit, and make what was committed durable before it is released.
 
         Raises:
-            LockTimeoutError: other processes held it all the time; nothing was written.
+            LockTimeoutError: other processes, or one thread of this, held it all the time; nothing was written.
             ReadOnlyError: the folder cannot be written.
         """
-        with self._threads, self._os_lock():
+        with self._turn() as deadline, self._os_lock(deadline):
             before = self._newest = newest_version(self._folder, since=self._newest)
             try:
                 yield
@@ -76,18 +80,30 @@ class CommitLock:
             self._make_durable(newest_version(self._folder, since=self._newest) - 1, data_too=True)
 
     @contextmanager
-    def _os_lock(self) -> Iterator[None]:
+    def _turn(self) -> Iterator[float]:
+        """Wait until no other thread of this process is committing, and give the time at which all waiting ends.
+
+        Each time that one of them is done the wait begins anew: a long queue is none that hangs.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        while not self._threads.acquire(timeout=_seconds_until(deadline)):
+            if self._released_at + self._timeout_s <= deadline:
+                raise self._timed_out("another thread of this process waits for it or")
+            deadline = self._released_at + self._timeout_s
+        try:
+            yield max(deadline, self._released_at + self._timeout_s)
+        finally:
+            self._threads.release()
+
+    @contextmanager
+    def _os_lock(self, deadline: float) -> Iterator[None]:
         path = self._folder / LOCK_FILE
         # A soft lock would outlive a killed holder; a removed lock file would let two holders in.
-        lock = FileLock(path, timeout=self._timeout_s, fallback_to_soft=False, preserve_lock_file=True)
+        lock = FileLock(path, timeout=_seconds_until(deadline), fallback_to_soft=False, preserve_lock_file=True)
         try:
             lock.acquire()
         except Timeout as error:
-            raise LockTimeoutError(
-                f"the lock {path} was not free within {self._timeout_s:g} s: another process is committing there; "
-                "nothing was written, try again",
-                path=str(path),
-            ) from error
+            raise self._timed_out("another process") from error
         except OSError as error:
             raise ReadOnlyError(
                 f"cannot write in {self._folder}: {error.strerror or error}; give this process write permission",
@@ -97,6 +113,19 @@ class CommitLock:
             yield
         finally:
             lock.release()
+            self._released_at = time.monotonic()
+
+    def _timed_out(self, holder: str) -> LockTimeoutError:
+        path = self._folder / LOCK_FILE
+        return LockTimeoutError(
+            f"the lock {path} was not free within {self._timeout_s:g} s: {holder} is committing there; "
+            "nothing was written, try again",
+            path=str(path),
+        )
+
+
+def _seconds_until(deadline: float) -> float:
+    return min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
 
 
 def log_entry(table: Path, version: int) -> Path:

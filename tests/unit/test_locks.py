@@ -9,6 +9,7 @@ import signal
 import stat
 import tempfile
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -214,6 +215,66 @@ class TestWithinAProcess:
             thread.join(LONG_S)
         assert len(seen) == 20
         assert all(len(one) == 1 for one in seen)
+
+    @staticmethod
+    def waiting_times(lock, count, work=lambda: None):
+        """Let so many threads take a lock at once; return what they were told, and how long the slowest waited."""
+        told, start = [], threading.Barrier(count)
+
+        def take():
+            start.wait()
+            try:
+                with lock.held():
+                    work()
+            except LockTimeoutError as error:
+                told.append(str(error))
+
+        threads = [threading.Thread(target=take) for _ in range(count)]
+        began = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LONG_S)
+        return told, time.monotonic() - began
+
+    def test_a_commit_that_hangs_ends_the_wait_of_the_threads_behind_it(self, tmp_path):
+        lock, hangs, go_on = CommitLock(tmp_path, timeout_s=SHORT_S), threading.Event(), threading.Event()
+
+        def hang():
+            with lock.held():
+                hangs.set()
+                go_on.wait(LONG_S)
+
+        hanging = threading.Thread(target=hang)
+        hanging.start()
+        assert hangs.wait(LONG_S)
+        told, _ = self.waiting_times(lock, 3)
+        assert hanging.is_alive()
+        go_on.set()
+        hanging.join(LONG_S)
+        assert len(told) == 3
+        assert all("another thread of this process" in one and "nothing was written, try again" in one for one in told)
+        assert self.waiting_times(lock, 3)[0] == []
+
+    def test_threads_behind_another_process_wait_together_and_not_one_after_the_other(self, tmp_path):
+        with other_process(holder(tmp_path)):
+            told, longest_s = self.waiting_times(CommitLock(tmp_path, timeout_s=0.5), 10)
+        assert len(told) == 10
+        assert longest_s < 0.5 * 10 / 2
+
+    def test_a_thread_waits_on_as_long_as_commits_before_it_get_done(self, tmp_path):
+        done = []
+
+        def work():
+            threading.Event().wait(0.4)
+            done.append(1)
+
+        assert self.waiting_times(CommitLock(tmp_path, timeout_s=1), 5, work)[0] == []
+        assert len(done) == 5
+
+    def test_a_timeout_below_zero_is_none(self, tmp_path):
+        lock = CommitLock(tmp_path, timeout_s=-1)
+        assert self.waiting_times(lock, 2, lambda: threading.Event().wait(SHORT_S))[0] == []
 
     def test_the_lock_file_stays_and_is_the_same_for_the_next(self, tmp_path):
         lock = CommitLock(tmp_path)
