@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from typing import Any
 
@@ -29,6 +29,7 @@ from catalog.errors import (
 )
 from catalog.tables.commits import JUDGED_BY, Commits, first_line, judge
 from catalog.tables.compaction import CompactionReport
+from catalog.tables.forks import check_process
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
 from catalog.tables.names import Place
 from catalog.tables.native_files import DataFiles
@@ -100,6 +101,7 @@ class NativeEngine:
         """
         if maintain_every < 0 or keep_versions < 1:
             raise InvalidInputError("maintain_every must not be negative, and keep_versions must be at least 1")
+        check_process(place, _home_pid())
         check_folder(place.local_folder)
         self.place = place
         self._commits = Commits(_is_conflict, _is_unknown, attempts=CONFLICT_ATTEMPTS, first_wait_s=0.01)
@@ -117,11 +119,11 @@ class NativeEngine:
 
         try:
             try:
-                self._tables = load_all()
+                self._loaded = load_all()
             except DeltaError:
                 if not mended(place):
                     raise
-                self._tables = load_all()
+                self._loaded = load_all()
         except TableNotFoundError as error:
             raise no_catalog(place, first_line(error), found=False) from error
         except (DeltaError, OSError) as error:
@@ -131,11 +133,11 @@ class NativeEngine:
                     "credentials and the network"
                 ) from error
             raise no_catalog(place, first_line(error), found=True) from error
-        checkpoints = self._tables[Table.CHECKPOINTS].delta
+        checkpoints = self._loaded[Table.CHECKPOINTS].delta
         check_format(place, checkpoints.metadata().configuration, _protocol(checkpoints))
         self._upkeep = {
             table: Upkeep(loaded, clock, maintain_every=maintain_every, keep_versions=keep_versions)
-            for table, loaded in self._tables.items()
+            for table, loaded in self._loaded.items()
         }
 
     @classmethod
@@ -143,6 +145,7 @@ class NativeEngine:
         cls, place: Place, *, storage_options: Mapping[str, str] | None = None, **options: Any
     ) -> "NativeEngine":
         """Create the tables that are missing, `checkpoints` last, and open the catalog."""
+        check_process(place, _home_pid())
         with creating(place):
             try:
                 return cls(place, storage_options=storage_options, **options)
@@ -161,6 +164,12 @@ class NativeEngine:
     def conflicts(self) -> int:
         """How often a commit of this engine had to run again because of another writer."""
         return self._commits.conflicts
+
+    @property
+    def _tables(self) -> dict[Table, LoadedTable]:
+        """The tables, in the process that they were loaded in: every verb looks them up here."""
+        check_process(self.place, _home_pid())
+        return self._loaded
 
     # -- the port --------------------------------------------------------------------------------------------------
 
@@ -297,14 +306,14 @@ class NativeEngine:
         """
         began = time.monotonic()
         done = []
-        for table, upkeep in self._upkeep.items():
+        for table in self._tables:
 
             def told(bytes: int, of_bytes: int, table: Table = table) -> None:
                 if progress:
                     progress(Merging(table, bytes, of_bytes))
 
             where = spread if spread and table is Table.ARTIFACTS else self.spread
-            done.append(upkeep.compact(where, keep_removed=keep_removed, dry_run=dry_run, progress=told))
+            done.append(self._upkeep[table].compact(where, keep_removed=keep_removed, dry_run=dry_run, progress=told))
         return CompactionReport(tuple(done), dry_run, time.monotonic() - began)
 
     def data_files(self, table: Table) -> DataFiles:
@@ -314,6 +323,12 @@ class NativeEngine:
     def close(self) -> None:
         """See Engine.close; it can be used on, then without work in the background."""
         self._ahead.shutdown()
+
+
+@cache
+def _home_pid() -> int:
+    """Return the process in which a catalog was first opened: deltalake's runtime works nowhere else, not even anew."""
+    return os.getpid()
 
 
 def _lost_bytes(place: Place, options: dict[str, str]) -> bool:

@@ -4,6 +4,7 @@ It never stops or reconfigures the session it was given.
 """
 
 import logging
+import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from catalog.errors import (
 from catalog.session import SETTINGS, has_delta
 from catalog.tables.commits import JUDGED_BY, Again, Commits, first_line, judge
 from catalog.tables.compaction import CompactionReport
+from catalog.tables.forks import check_process
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
 from catalog.tables.names import Place, TableName, path_place
 from catalog.tables.opening import Protocol, check_folder, check_format, created, creating, lost_bytes, no_catalog
@@ -88,8 +90,9 @@ class SparkEngine:
             NotACatalogError: there is no catalog at that place.
             UnsupportedFormatError: a newer checkpoint-catalog wrote it, or its tables are not for both engines.
         """
-        self.spark = spark
         self.place = place
+        self._spark = spark
+        self._home_pid = os.getpid()
         self._commits = Commits(_is_conflict, _is_unknown, attempts=CONFLICT_ATTEMPTS, first_wait_s=0.1)
         self._names = {table: _table_name(spark, place, table) for table in Table}
         location = _catalog_location(spark, place, self._names)
@@ -129,6 +132,12 @@ class SparkEngine:
                 ) from error
             created(place)
         return cls(spark, place, **options)
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session, in the process that it belongs to: every verb looks it up here."""
+        check_process(self.place, self._home_pid)
+        return self._spark
 
     @property
     def conflicts(self) -> int:

@@ -4,6 +4,7 @@ import errno
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from catalog import (
+    CatalogError,
     CheckpointCatalog,
     CheckpointManifest,
     CorruptError,
@@ -344,6 +346,40 @@ def test_a_checkpoint_can_be_saved_and_loaded_while_the_interpreter_shuts_down(t
     command = [sys.executable, "-c", AT_EXIT, str(tmp_path / "catalog")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout.strip(), done.stderr) == (f"[1, 2] {9 << 20}", "")
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda catalog, _: catalog.store("s").save(CheckpointManifest.new(2, epoch=1)),
+        lambda catalog, _: catalog.store("s").save_with_state(CheckpointManifest.new(2, epoch=1), b"x" * (3 << 20)),
+        lambda catalog, _: catalog.store("s").list_ids(),
+        lambda catalog, _: catalog.compact(),
+        lambda _, place: CheckpointCatalog.native(place),
+        lambda _, place: CheckpointCatalog.native(place / "new", create=True),
+    ],
+    ids=["save", "save much", "read", "compact", "open anew", "create"],
+)
+def test_a_forked_process_is_told_what_to_do_instead_of_hanging(tmp_path, use):
+    """Neither the threads of deltalake nor those of this package are in it: a save hung, or ended in a panic."""
+    catalog = new_catalog(tmp_path)
+    save(catalog.store("s"))
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        code = 1
+        try:
+            use(catalog, tmp_path / "catalog")
+        except CatalogError as error:
+            code = 2 if f"was forked from process {os.getppid()}" in str(error) and "'spawn'" in str(error) else 3
+            catalog.close()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
+    assert not (tmp_path / "catalog" / "new").exists()
+    save(catalog.store("s"))
+    assert catalog.store("s").list_ids() == [1, 2]
 
 
 def test_a_disk_that_fails_to_store_an_early_part_fails_the_save(tmp_path, monkeypatch):
