@@ -92,7 +92,8 @@ class NativeEngine:
             durable: on a local disk, fsync every commit before it is acknowledged.
             lock_timeout_s: on a local disk, how long a commit waits for other processes' commits.
             maintain_every: after how many own commits to a table this engine tidies it by itself; 0 is never.
-            keep_versions: how many versions of a table tidying leaves readable on a local disk, at least.
+            keep_versions: how many versions tidying leaves in a table's log on a local disk, at least. Those can be read
+                whose data files were not replaced or deleted half a week ago (`artifacts`, `events`: a day).
             clock: the time, with time zone; says when data files were removed, and which may be deleted.
 
         Raises:
