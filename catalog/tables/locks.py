@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from filelock import FileLock, Timeout
 
-from catalog.errors import LockTimeoutError, ReadOnlyError, UnknownOutcomeError
+from catalog.errors import LockTimeoutError, NotACatalogError, ReadOnlyError, UnknownOutcomeError
 
 LOCK_TIMEOUT_S = 30.0
 LOCK_FILE = "_commit.lock"
@@ -54,6 +54,7 @@ class CommitLock:
 
         Raises:
             LockTimeoutError: other processes, or one thread of this, held it all the time; nothing was written.
+            NotACatalogError: the folder is gone.
             ReadOnlyError: the folder cannot be written.
         """
         with self._turn() as deadline, self._os_lock(deadline):
@@ -98,6 +99,13 @@ class CommitLock:
     @contextmanager
     def _os_lock(self, deadline: float) -> Iterator[None]:
         path = self._folder / LOCK_FILE
+        if not self._folder.is_dir():  # filelock would make it
+            raise NotACatalogError(
+                f"{self._folder} was removed while its catalog was open: bring it back from a backup, or take another "
+                "place",
+                place=str(self._folder.parent),
+                found=False,
+            )
         # A soft lock would outlive a killed holder; a removed lock file would let two holders in.
         lock = FileLock(path, timeout=_seconds_until(deadline), fallback_to_soft=False, preserve_lock_file=True)
         try:

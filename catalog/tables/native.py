@@ -38,6 +38,7 @@ from catalog.tables.native_statistics import Snapshot, Where, conditions_of, exp
 from catalog.tables.native_upkeep import Spread, Upkeep
 from catalog.tables.opening import (
     Protocol,
+    broken,
     check_folder,
     check_format,
     created,
@@ -92,8 +93,8 @@ class NativeEngine:
             durable: on a local disk, fsync every commit before it is acknowledged.
             lock_timeout_s: on a local disk, how long a commit waits for other processes' commits.
             maintain_every: after how many own commits to a table this engine tidies it by itself; 0 is never.
-            keep_versions: how many versions tidying leaves in a table's log on a local disk, at least. Those can be read
-                whose data files were not replaced or deleted half a week ago (`artifacts`, `events`: a day).
+            keep_versions: how many versions tidying leaves in a table's log on a local disk, at least. Those can be
+                read of which no data file was replaced or deleted half a week ago (`artifacts`, `events`: a day).
             clock: the time, with time zone; says when data files were removed, and which may be deleted.
 
         Raises:
@@ -117,16 +118,18 @@ class NativeEngine:
                 lock = CommitLock(files.folder, timeout_s=lock_timeout_s, durable=durable, data_too=False)
             return LoadedTable(files, lock, self._commits, self._ahead, clock)
 
-        def load_all() -> dict[Table, LoadedTable]:
-            return {table: load(table) for table in Table}
+        def load_all() -> None:
+            self._loaded: dict[Table, LoadedTable] = {}
+            for table in Table:
+                self._loaded[table] = load(table)
 
         try:
             try:
-                self._loaded = load_all()
+                load_all()
             except DeltaError:
                 if not mended(place):
                     raise
-                self._loaded = load_all()
+                load_all()
         except TableNotFoundError as error:
             raise no_catalog(place, first_line(error), found=False) from error
         except (DeltaError, OSError) as error:
@@ -135,6 +138,9 @@ class NativeEngine:
                     f"the catalog at {place} cannot be reached or read ({first_line(error)}): check the address, the "
                     "credentials and the network"
                 ) from error
+            if os.path.isdir(f"{place.path}/{Table.CHECKPOINTS}/_delta_log"):  # noqa: PTH112 - never fails
+                failed = next(table for table in Table if table not in self._loaded)
+                raise broken(place, failed, first_line(error)) from error
             raise no_catalog(place, first_line(error), found=True) from error
         checkpoints = self._loaded[Table.CHECKPOINTS].delta
         check_format(place, checkpoints.metadata().configuration, _protocol(checkpoints))

@@ -127,6 +127,27 @@ def lost_bytes(place: Place) -> NotACatalogError:
     )
 
 
+def broken(place: Place, table: Table, why: str) -> NotACatalogError:
+    """Return the error that says that there is a catalog, but the log of one of its tables cannot be read."""
+    return NotACatalogError(
+        f"there is a catalog at {place}, but the log of its table `{table}` cannot be read ({why}): bring that table's "
+        "_delta_log back from a backup; if only its newest entry is half-written, as a power cut may leave it, move "
+        "that file away",
+        place=str(place),
+        found=True,
+    )
+
+
+def gone(place: Place, table: Table) -> NotACatalogError:
+    """Return the error that says that a catalog was removed while it was open."""
+    return NotACatalogError(
+        f"the catalog at {place} was removed while it was open: its table `{table}` is gone; bring it back from a "
+        "backup, or take another place",
+        place=str(place),
+        found=False,
+    )
+
+
 def no_catalog(place: Place, why: str, *, found: bool) -> NotACatalogError:
     """Return the error that says that there is no catalog at a place."""
     return NotACatalogError(

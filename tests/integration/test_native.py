@@ -153,6 +153,78 @@ def test_a_missing_table_is_made_anew_only_if_no_bytes_are_lost_by_it(tmp_path):
     assert not (place / Table.ARTIFACTS).exists()
 
 
+@pytest.mark.parametrize("left", ["half", "garbage"])
+def test_a_log_that_cannot_be_read_is_no_reason_to_make_a_new_catalog(tmp_path, left):
+    catalog = new_catalog(tmp_path)
+    save(catalog.store("s"), times=2)
+    folder = tmp_path / "catalog" / Table.CHECKPOINTS
+    entry = log_entry(folder, newest_version(folder))
+    whole = entry.read_bytes()
+    entry.write_bytes(whole[: len(whole) // 2] if left == "half" else b"\0" * len(whole))
+    for use in (
+        lambda: CheckpointCatalog.native(tmp_path / "catalog"),
+        lambda: CheckpointCatalog.native(tmp_path / "catalog", create=True),
+        catalog.store("s").list_ids,
+    ):
+        with pytest.raises(NotACatalogError, match=r"there is a catalog at .*`checkpoints` cannot be read .* move"):
+            use()
+    entry.rename(tmp_path / "aside")
+    assert CheckpointCatalog.native(tmp_path / "catalog").store("s").list_ids() == [1]
+
+
+WHAT_PEOPLE_DO = {
+    "save": lambda _, store: save(store),
+    "save state": lambda _, store: store.save_with_state(CheckpointManifest.new(9, epoch=1), b"state"),
+    "list": lambda _, store: store.list_ids(),
+    "load": lambda _, store: store.load_state_data(1),
+    "recover": lambda _, store: store.recover_latest_validated(),
+    "prune": lambda _, store: store.prune(1),
+    "versions": lambda catalog, _: catalog.as_of(version=1),
+    "compact": lambda catalog, _: catalog.compact(),
+    "settle": lambda catalog, _: catalog.engine.settle(Table.CHECKPOINTS),
+}
+
+
+@pytest.mark.parametrize("what", WHAT_PEOPLE_DO)
+@pytest.mark.parametrize("gone", [".", Table.CHECKPOINTS, f"{Table.CHECKPOINTS}/_delta_log"], ids=str)
+def test_a_catalog_that_is_removed_while_it_is_open_is_told_as_such(tmp_path, gone, what):
+    catalog = new_catalog(tmp_path, durable=False)
+    store = catalog.store("s")
+    for number in (1, 2):
+        store.save_with_state(CheckpointManifest.new(number, epoch=1), b"state")
+    catalog.close()  # what was about to be loaded ahead is loaded
+    shutil.rmtree(tmp_path / "catalog" / gone)
+    with pytest.raises(NotACatalogError, match="was removed while"):
+        WHAT_PEOPLE_DO[what](catalog, store)
+    assert not (tmp_path / "catalog" / gone).exists()
+
+
+@pytest.mark.parametrize("written_since", range(5))
+def test_a_folder_put_back_from_a_backup_is_read_anew_whatever_was_written_to_it_since(tmp_path, written_since):
+    """With as many versions as before, or fewer, or more: the numbers alone do not tell it from what was loaded."""
+    place, backup = tmp_path / "catalog", tmp_path / "backup"
+    living = new_catalog(tmp_path, durable=False)
+    store = living.store("s")
+    save(store, times=2)
+    shutil.copytree(place, backup)
+    save(store, times=2)
+    assert store.list_ids() == [1, 2, 3, 4]
+    times = living.engine.versions()
+    shutil.rmtree(place)
+    shutil.copytree(backup, place)
+    save(CheckpointCatalog.native(place).store("other"), times=written_since)
+
+    if written_since >= 2:
+        assert living.engine.versions()[3:5] != times[3:5]
+    assert store.list_ids() == [1, 2]
+    save(store)
+    fresh = CheckpointCatalog.native(place)
+    assert fresh.store("s").list_ids() == [1, 2, 3]
+    assert fresh.store("other").list_ids() == living.store("other").list_ids() == list(range(1, written_since + 1))
+    logged = [one.number for one in fresh.engine.versions()]
+    assert logged == list(range(4 + written_since)), "no version is missing, and none has been overwritten"
+
+
 def test_both_engines_create_the_same_tables(spark, tmp_path):
     new_catalog(tmp_path)
     CheckpointCatalog.create(spark, tmp_path / "by spark")

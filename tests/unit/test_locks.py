@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from catalog.errors import ConflictError, LockTimeoutError, ReadOnlyError, UnknownOutcomeError
+from catalog.errors import ConflictError, LockTimeoutError, NotACatalogError, ReadOnlyError, UnknownOutcomeError
 from catalog.tables import locks
 from catalog.tables.locks import LOCK_FILE, CommitLock, fsync_commits, newest_version
 
@@ -159,6 +159,11 @@ class TestAcrossProcesses:
                 waiting.join()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+    def test_a_folder_that_is_gone_is_told_and_not_made(self, tmp_path):
+        with pytest.raises(NotACatalogError, match="was removed"), CommitLock(tmp_path / "gone").held():
+            pytest.fail("entered")
+        assert not (tmp_path / "gone").exists()
 
     def test_folders_do_not_disturb_each_other(self, tmp_path):
         for name in ("one", "other"):
