@@ -20,6 +20,8 @@ from filelock import FileLock, Timeout
 from catalog.errors import LockTimeoutError, NotACatalogError, ReadOnlyError, UnknownOutcomeError
 
 LOCK_TIMEOUT_S = 30.0
+CAUGHT_UP = 2
+"""Earlier commits that a commit puts on the disk too, unless its process did so before: the disk is asked for each."""
 LOCK_FILE = "_commit.lock"
 """In the table's folder; Delta ignores names that begin with an underscore."""
 
@@ -47,6 +49,8 @@ class CommitLock:
         self._released_at = -math.inf
         """When a thread of this process last let go of the lock."""
         self._newest = -1
+        self._synced = -1
+        """The newest version that this process put on the disk."""
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -67,7 +71,8 @@ class CommitLock:
 
     def _make_durable(self, before: int, *, data_too: bool) -> None:
         try:
-            fsync_commits(self._folder, after=before, data_too=data_too)
+            known = self._synced if self._synced <= before else -1  # else an earlier state was put back
+            self._synced = fsync_commits(self._folder, after=before, known=known, data_too=data_too)
         except OSError as error:
             raise UnknownOutcomeError(
                 f"a commit in {self._folder} could not be put on the disk: {error.strerror or error}; "
@@ -220,27 +225,32 @@ def _log_files(table: Path) -> dict[str, tuple[int, str]]:
     return {name: (int(number), kind) for name, (number, _, kind) in found if len(number) == 20 and number.isdecimal()}
 
 
-def fsync_commits(table: Path, *, after: int, data_too: bool = True) -> None:
+def fsync_commits(table: Path, *, after: int, known: int = -1, data_too: bool = True) -> int:
     """Put every commit newer than a version on the disk: data files first, then log entries, then their folders.
 
-    The commit that they stand on goes along: its writer may have been killed before it could do so itself.
+    Commits that they stand on go along: their writers may have been killed before they could do so themselves.
 
     Args:
         table: the table's folder.
         after: the version.
+        known: up to this one all is known to be on the disk.
         data_too: data files of the newer commits as well.
+
+    Returns:
+        The newest version if it was put on the disk, else `known`.
     """
     newest = newest_version(table, since=after)
     if newest == after:
-        return
+        return known
     folders = {table / "_delta_log"}
-    if after >= 0:
+    for version in range(max(known, after - CAUGHT_UP, -1) + 1, after + 1):
         with suppress(FileNotFoundError):  # an old version may have left the log, or its files the disk
-            folders |= _fsync_commit(table, after, data_too=True)
+            folders |= _fsync_commit(table, version, data_too=True)
     for version in range(after + 1, newest + 1):
         folders |= _fsync_commit(table, version, data_too=data_too)
     for folder in folders:
         fsync(folder)
+    return newest
 
 
 def _fsync_commit(table: Path, version: int, *, data_too: bool) -> set[Path]:

@@ -160,7 +160,7 @@ def test_a_log_that_cannot_be_read_is_no_reason_to_make_a_new_catalog(tmp_path, 
     folder = tmp_path / "catalog" / Table.CHECKPOINTS
     entry = log_entry(folder, newest_version(folder))
     whole = entry.read_bytes()
-    entry.write_bytes(whole[: len(whole) // 2] if left == "half" else b"\0" * len(whole))
+    entry.write_bytes(whole[:-20] if left == "half" else b"\0" * len(whole))
     for use in (
         lambda: CheckpointCatalog.native(tmp_path / "catalog"),
         lambda: CheckpointCatalog.native(tmp_path / "catalog", create=True),

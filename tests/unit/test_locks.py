@@ -17,7 +17,7 @@ import pytest
 
 from catalog.errors import ConflictError, LockTimeoutError, NotACatalogError, ReadOnlyError, UnknownOutcomeError
 from catalog.tables import locks
-from catalog.tables.locks import LOCK_FILE, CommitLock, fsync_commits, newest_version
+from catalog.tables.locks import LOCK_FILE, CommitLock, fsync_commits, log_entry, newest_version
 
 # From Python 3.12 on; the forked processes here touch nothing that other threads could hold.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -361,6 +361,33 @@ class TestDurability:
         with CommitLock(tmp_path).held():
             commit(tmp_path, 0, (name, name))
         assert name in [path for path, _ in synced]
+
+    def test_the_last_commits_of_others_go_along_as_their_writers_may_have_been_killed(self, tmp_path, synced):
+        for version in range(9):
+            commit(tmp_path, version, (f"{version}.parquet", f"{version}.parquet"))
+        with CommitLock(tmp_path).held():
+            commit(tmp_path, 9)
+        told = [path for path, _ in synced if path.endswith(".parquet")]
+        assert told == ["7.parquet", "8.parquet"]
+
+    def test_what_this_process_put_on_the_disk_is_not_put_there_again(self, tmp_path, synced):
+        lock = CommitLock(tmp_path)
+
+        def entries_synced_by_a_commit(version):
+            synced.clear()
+            with lock.held():
+                commit(tmp_path, version)
+            return [int(path[-25:-5]) for path, _ in synced if path.endswith(".json")]
+
+        assert entries_synced_by_a_commit(0) == [0]
+        assert entries_synced_by_a_commit(1) == [1]
+        commit(tmp_path, 2)
+        commit(tmp_path, 3)
+        assert entries_synced_by_a_commit(4) == [2, 3, 4]
+        for version in (2, 3, 4):
+            log_entry(tmp_path, version).unlink()  # as when a folder is put back from a backup
+        commit(tmp_path, 2)
+        assert entries_synced_by_a_commit(3) == [1, 2, 3]
 
     def test_every_commit_made_while_it_was_held_is_durable(self, tmp_path, synced):
         with CommitLock(tmp_path).held():
