@@ -31,7 +31,7 @@ from catalog.cli.tasks import LetGo, let_go
 from catalog.errors import CatalogError
 from catalog.lifecycle import Status
 from catalog.policies import Last, Retention, read_policies
-from catalog.protocol import PRUNE_UNDO, Stream
+from catalog.protocol import DELETED, PRUNE_UNDO, Stream
 
 # -- pins --------------------------------------------------------------------------------------------------------------
 
@@ -217,9 +217,14 @@ def undo_commands(place: str, done: LetGo) -> list[str]:
     gone = {name: [one for one in done.report.removed if one.stream == name] for name in done.report.undo_until}
     commands = []
     for name, some in gone.items():
-        words = ["ckpt", "undo", *(["--"] if name.startswith("-") else []), place, name]
-        commands.append(" ".join(map(shell_word, [*words, *(str(one.checkpoint_id) for one in some)])))
+        commands.append(shell_command("undo", place, name, [one.checkpoint_id for one in some]))
     return commands
+
+
+def shell_command(command: str, place: str, stream: str, ids: Iterable[int | str]) -> str:
+    """Return a command about checkpoints of a stream as a line that a shell takes."""
+    words = ["ckpt", command, *(["--"] if stream.startswith("-") else []), place, stream, *map(str, ids)]
+    return " ".join(map(shell_word, words))
 
 
 def shell_word(text: str) -> str:
@@ -231,6 +236,34 @@ def shell_word(text: str) -> str:
         for one in text
     )
     return f"$'{''.join(escaped)}'"
+
+
+def delete_command(
+    path: PathArgument,
+    stream: StreamArgument,
+    checkpoint_ids: Annotated[list[str], typer.Argument(metavar="ID…", help="Integers or UUIDv7s.")],
+    reason: Annotated[str, typer.Option(help="Why, for whoever looks for them.")] = DELETED,
+    undo_for: Annotated[
+        timedelta | None,
+        typer.Option(parser=span_argument, metavar="SPAN", help="How long it can be undone, by default 7d."),
+    ] = None,
+    output: OutputOption = OutputFormat.TEXT,
+    debug: DebugOption = False,
+) -> None:
+    """Put certain checkpoints into the trash, all or none, such as damaged ones that policies would keep.
+
+    What is pinned, or what the deltas of another one stand on, is refused.
+    """
+    with running(output, debug) as out:
+        wanted = list(dict.fromkeys(keys.any_key(one) for one in checkpoint_ids))
+        window = PRUNE_UNDO if undo_for is None else undo_for
+        with CheckpointCatalog.native(path) as catalog:
+            chosen_streams(catalog, [stream])
+            gone = [keys.checkpoint_id(key) for key in catalog.stream(stream).delete(wanted, reason, window).trash]
+        undo = shell_command("undo", path, stream, gone) if gone else None
+        told = [f"{show_as.count(len(gone), 'checkpoint')} went to the trash"]
+        told += [f"for {show_as.span(window.total_seconds())} this takes them out again:", undo] if undo else []
+        out.result({"stream": stream, "deleted": gone, "reason": reason, "undo": undo}, "\n".join(told))
 
 
 def undo_command(

@@ -288,6 +288,19 @@ def test_retention_leaves_streams_alone_in_which_something_is_broken(run, harnes
     assert catalog.store("sound").list_ids() == [4, 5]
 
 
+def test_what_came_in_corrupt_does_not_keep_a_stream_from_being_tidied(run, catalog, place, policies, tmp_path):
+    source = tmp_path / "bucket"
+    save(catalog, "s", range(1, 6))
+    catalog.export_to(source, "s")
+    (source / "checkpoints" / "state-000002.bin").write_bytes(b"damaged")
+    catalog.import_from(source, "imported")
+    code, shown, _ = run("maintain_catalog", place, *NATIVE, *JSON, "--policies", policies, "--skip", "drill")
+    steps = {one["step"]: one for one in json.loads(shown)["steps"]}
+    assert (code, steps["verify"]["exit_code"]) == (3, 3)
+    assert steps["retain"]["result"]["left_alone"] == []
+    assert catalog.store("imported").list_ids() == [2, 4, 5]
+
+
 def test_nothing_is_deleted_where_verification_failed_but_the_other_steps_are_done(
     run, aged, place, policies, monkeypatch
 ):
