@@ -166,7 +166,7 @@ class NativeEngine:
                 raise lost_bytes(place)
             for table in Table:
                 _create_table(f"{place.path}/{table}", table, options_of_storage)
-            created(place)
+            created(place.local_folder)
         return cls(place, storage_options=storage_options, **options)
 
     @property

@@ -71,9 +71,8 @@ def creating(place: Place) -> AbstractContextManager[None]:
     return CommitLock(folder, durable=False).held()
 
 
-def created(place: Place) -> None:
-    """Put new tables in a local folder on the disk."""
-    folder = place.local_folder
+def created(folder: Path | None) -> None:
+    """Put new tables on the disk, if they are in a local folder."""
     if folder is None:
         return
     for table in Table:

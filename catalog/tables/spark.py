@@ -104,12 +104,14 @@ class SparkEngine:
         # Not on S3: there the driver's commit could overwrite one that an executor has just made.
         self.workers_write = not self._on_s3
         self._read_only = self._on_s3 and not single_writer
+        self.folder: Path | None = None
+        """Where the tables are, a schema's as well, if that is a local disk."""
         self._locks: dict[Table, CommitLock] = {}
         if location.startswith(("file:", "/")):
-            root = Path("/" + location.removeprefix("file:").lstrip("/")).parent
-            check_folder(root)
+            self.folder = folder = Path("/" + location.removeprefix("file:").lstrip("/")).parent
+            check_folder(folder)
             self._locks = {
-                table: CommitLock(root / table, timeout_s=lock_timeout_s, durable=durable) for table in Table
+                table: CommitLock(folder / table, timeout_s=lock_timeout_s, durable=durable) for table in Table
             }
 
     @classmethod
@@ -130,8 +132,9 @@ class SparkEngine:
                 raise NotACatalogError(
                     f"no catalog can be created at {place}: {first_line(error)}", place=str(place), found=True
                 ) from error
-            created(place)
-        return cls(spark, place, **options)
+            engine = cls(spark, place, **options)
+            created(engine.folder)
+        return engine
 
     @property
     def spark(self) -> SparkSession:
