@@ -67,7 +67,7 @@ class CheckpointStoreSuite:
     @pytest.fixture
     def stream(self) -> str:
         """A stream that nobody else uses, with a name that quoting has to get right."""
-        return f"{uuid.uuid4()} a/../b 'c' \"d\" `e` \\f g=h 50%25 \t🚰é/"
+        return f"{uuid.uuid4()} a/../b 'c' \"d\" `e` \\f g=h 50%25 \t\u2028\u2029\x85🚰é/"
 
     @pytest.fixture
     def store(self, harness: Harness, stream: str) -> CheckpointStore:
