@@ -405,8 +405,8 @@ class CheckpointStore:
             raise InvalidInputError(f"a manifest must be a CheckpointManifest, not {type(manifest).__name__}")
         manifest = manifest.checked()
         key = keys.integer_key(manifest.checkpoint_id)
-        for name, operator in manifest.operator_states.items():
-            operator.inline_state(name)
+        for _, _, read in manifest.inline_parts():
+            read()
         return manifest, key
 
     def _check_made_for(self, factory: CatalogStreamFactory, key: str) -> None:

@@ -40,7 +40,7 @@ from catalog.errors import (
 from catalog.handles import ArtifactHandle, CheckpointedStateScope, InlineHandle, StateHandle
 from catalog.manifest import CheckpointManifest
 from catalog.output_stream import PIECE_BYTES, CheckpointStateOutputStream
-from catalog.protocol import Stream
+from catalog.protocol import Draft, Stream
 from catalog.store import CheckpointStore
 from catalog.stream_factory import STREAM_THRESHOLD_BYTES, CatalogStreamFactory, CheckpointStreamFactory
 from catalog.sweep import sweep
@@ -384,10 +384,16 @@ class CheckpointStreamFactorySuite:
         manifest = CheckpointManifest.new(1, 1, operator_handles=named)
         assert CheckpointManifest.from_json(manifest.canonical()).operator_handles == named
 
-    def test_an_inline_handle_whose_bytes_are_not_its_own_is_refused(self, factory: CheckpointStreamFactory) -> None:
+    @pytest.mark.parametrize(
+        ("wrong", "says"),
+        [({"state_b64": "AAAA"}, "checksum"), ({"state_b64": "!!!"}, "base64"), ({"size_bytes": 5}, "size")],
+    )
+    def test_an_inline_handle_whose_bytes_are_not_its_own_is_refused(
+        self, factory: CheckpointStreamFactory, wrong: dict[str, object], says: str
+    ) -> None:
         handle = write(factory, SMALL)
-        with pytest.raises(OSError, match="checksum"):
-            factory.open(handle.model_copy(update={"state_b64": "AAAA"}))
+        with pytest.raises(OSError, match=says):
+            factory.open(handle.model_copy(update=wrong))
 
     def test_an_unknown_handle_is_not_opened(self, factory: CheckpointStreamFactory) -> None:
         handle = artifact(factory)
@@ -948,6 +954,28 @@ class CatalogStreamFactorySuite(CheckpointStreamFactorySuite):
         checkpoints.delete(1)
         assert read(other.open_handle(handle, of=2)) == LARGE
         assert other.recover_latest_validated().chosen_id == 2
+
+    @pytest.mark.parametrize("wrong", [{"state_b64": "!!!"}, {"size_bytes": 5}, {"sha256": "nope"}])
+    def test_an_inline_handle_that_is_damaged_is_not_saved_and_is_found_by_validation(
+        self, checkpoints: CatalogCheckpoints, wrong: dict[str, object]
+    ) -> None:
+        broken = InlineHandle.of(SMALL).model_copy(update=wrong)
+        manifest = checkpoints.manifest(1, [broken])
+        with pytest.raises(InvalidInputError, match="operator 'op', handle '0'"):
+            checkpoints.store.save(manifest)
+        with pytest.raises(InvalidInputError, match="operator 'op', handle '0'"):
+            checkpoints.save(checkpoints.factory(1), [broken])
+        assert checkpoints.store.next_id() == 1, "nothing was written"
+        # As one that refused nothing would have saved it.
+        draft = Draft(
+            key=manifest.key, format=manifest.FORMAT, attempt="1", manifest=manifest.canonical(), facts={"epoch": 1}
+        )
+        checkpoints.stream.save(draft)
+        (issue,) = checkpoints.store.validate_checkpoint(1).failures
+        assert issue.rule == "inline_state_unreadable"
+        assert checkpoints.store.recover_latest_validated().chosen_id is None
+        with pytest.raises(OSError, match="state cannot be read"):
+            checkpoints.store.open_handle(broken, of=1)
 
     def test_a_manifest_is_saved_by_the_factory_of_its_id_only(self, checkpoints: CatalogCheckpoints) -> None:
         factory = checkpoints.factory(1)
