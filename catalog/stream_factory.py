@@ -209,8 +209,8 @@ class CatalogStreamFactory(CheckpointStreamFactory):
     def duplicate(self, handles: Sequence[StateHandle], scope: CheckpointedStateScope) -> list[StateHandle]:
         """See CheckpointStreamFactory; the chunks are shared, so a duplicate costs no space."""
         scope = self._scope(scope)
-        self._work.check_open()
-        with as_stream_error("handles cannot be duplicated"), self._work.lock:  # none is discarded meanwhile
+        with as_stream_error("handles cannot be duplicated"), self._work.lock:  # none is discarded or saved meanwhile
+            self._work.check_open()
             found = {
                 number: self._rows_of(one) for number, one in enumerate(handles) if not isinstance(one, InlineHandle)
             }
@@ -295,7 +295,7 @@ class _Work:
         self._reused: dict[str, _Found] = {}
         self._held: dict[tuple[str, str], chunks.Held] = {}
         """What attempts hold."""
-        self._closed = self._id_is_free = False
+        self._closed = self._given_up = self._id_is_free = False
 
     def check_open(self) -> None:
         if self._closed:
@@ -305,7 +305,7 @@ class _Work:
 
     def close(self) -> None:
         with self.lock:
-            self._closed = True
+            self._closed = self._given_up = True
 
     def new_path(self, scope: CheckpointedStateScope) -> str:
         return f"{keys.checkpoint_id(self.key)}/{scope}/{keys.new_uuid7()}"
@@ -320,14 +320,22 @@ class _Work:
 
     def write(self, path: str, pieces: Iterator[Buffer], how: Writing, **columns: Any) -> Stored:
         with self.lock:
+            self.check_open()
             if not self._id_is_free:
                 self.stream.check_open(self.key)
                 self._id_is_free = True
-        stored = self.stream.stage(self.key, self.attempt, path, "snapshot", pieces, how, **columns)
+        stored = self.stream.stage(self.key, self.attempt, path, "snapshot", self._while_open(pieces), how, **columns)
         with self.lock:
             self.check_open()
             self._written[path] = stored
         return stored
+
+    def _while_open(self, pieces: Iterator[Buffer]) -> Iterator[Buffer]:
+        """Yield pieces, and end in an error before the commit with them begins if the checkpoint is saved by then."""
+        for piece in pieces:
+            self.check_open()
+            yield piece
+        self.check_open()
 
     def handle(self, stored: Stored, scope: CheckpointedStateScope) -> ArtifactHandle:
         return ArtifactHandle(
@@ -342,10 +350,13 @@ class _Work:
         )
 
     def remove(self, paths: Sequence[str]) -> None:
-        """Delete artifacts of this attempt, which no row names: only this factory could have one name it."""
+        """Delete artifacts of this attempt that no manifest names: only this factory could have one name it."""
         with self.lock:
+            if self._given_up:
+                return  # garbage that the sweep takes
             if self._closed:
-                return  # part of a checkpoint, or garbage that the sweep takes
+                # Part of a checkpoint, except what came too late to be: the sweep would keep that with all the attempt.
+                paths = sorted(set(paths) - self._written.keys() - self._discarded.keys())
             self._discarded |= {path: self._written.pop(path) for path in paths if path in self._written}
             rest = (row for one in self._written.values() for row in one.rows)
             duplicated = {row["chunk_sha256"] for row in rest if row.get("held_attempt") == self.attempt}

@@ -330,11 +330,15 @@ class CheckpointStreamFactorySuite:
     def test_a_saved_checkpoint_is_not_written_any_more(
         self, checkpoints: StreamCheckpoints, factory: CheckpointStreamFactory
     ) -> None:
+        kept = artifact(factory)
         late = factory.create_checkpoint_state_output_stream(SHARED)
-        late.write(LARGE)
-        checkpoints.save(factory, [])
+        late.write(LARGE + b"late")
+        checkpoints.save(factory, [kept])
+        stored = checkpoints.artifacts()
         with pytest.raises(OSError, match="saved"):
             late.close_and_get_handle()
+        assert checkpoints.artifacts() == stored, "what came too late would stay as long as the checkpoint"
+        assert read(checkpoints.open(kept)) == LARGE
         for refused in (
             lambda: factory.create_checkpoint_state_output_stream(SHARED),
             lambda: factory.duplicate([], SHARED),
@@ -342,6 +346,8 @@ class CheckpointStreamFactorySuite:
         ):
             with pytest.raises(StreamClosedError):
                 refused()
+        checkpoints.delete(1)
+        assert checkpoints.artifacts() == 0
 
     def test_an_id_is_saved_once(self, checkpoints: StreamCheckpoints) -> None:
         first, second = checkpoints.factory(1), checkpoints.factory(1)
@@ -745,6 +751,44 @@ class CatalogStreamFactorySuite(CheckpointStreamFactorySuite):
         stream.write(LARGE)
         with pytest.raises(CheckpointStreamError, match="network"):
             stream.close_and_get_handle()
+        assert checkpoints.artifacts() == 0
+
+    @pytest.mark.parametrize("nth", [1, 2], ids=["first commit", "second commit"])
+    def test_a_checkpoint_saved_while_a_stream_is_stored_has_nothing_of_it_and_nobody_borrows_it(
+        self,
+        checkpoints: CatalogCheckpoints,
+        store: CheckpointStore,
+        engine: Watched,
+        monkeypatch: pytest.MonkeyPatch,
+        nth: int,
+    ) -> None:
+        monkeypatch.setattr(cutting, "BATCH_CHUNKS", 1)
+        monkeypatch.setattr(cutting, "PART_CHUNKS", 1)
+        factory = store.stream_factory(1)
+        kept = artifact(factory)
+        borrowing: list[StateHandle] = []
+
+        def save() -> None:
+            checkpoints.save(factory, [kept])
+
+        def borrow() -> None:
+            if len(checkpoints.rows(1)) == 1:
+                return
+            # Some of it is there for a moment.
+            other = checkpoints.harness.catalog.store(checkpoints.name)
+            second = other.stream_factory(2)
+            borrowing.append(artifact(second, HUGE))
+            other.save_with_handles(checkpoints.manifest(2, borrowing), second)
+
+        engine.before["append", 1 + nth] = save
+        engine.before["delete", 1] = borrow
+        with pytest.raises(OSError, match="saved"):
+            artifact(factory, HUGE)
+        assert [row["path"] for row in checkpoints.rows(1)] == [kept.path]
+        assert [read(checkpoints.open(one)) for one in borrowing] == [HUGE] * (nth - 1)
+        assert checkpoints.store.validate_checkpoint(1).valid
+        for number in checkpoints.store.list_ids():
+            checkpoints.delete(number)
         assert checkpoints.artifacts() == 0
 
     def test_close_never_raises_even_if_nothing_can_be_removed(
