@@ -21,6 +21,7 @@ from catalog.snapshot import (
     SnapshotResult,
     SnapshotResultSupplier,
     SnapshotStrategy,
+    a_mapping,
 )
 from catalog.stream_factory import CheckpointStreamFactory
 
@@ -48,6 +49,8 @@ class PartitionSnapshotStrategy(SnapshotStrategy[Held]):
             state: gives each partition's bytes as they are now; called in the processing thread, so it should be
                 quick, and its bytes must not change afterwards.
         """
+        if not callable(state):
+            raise InvalidInputError(f"state must be a function that gives bytes by partition, not {state!r}")
         self._state = state
 
     def sync_prepare_resources(self, checkpoint_id: int) -> Held:  # noqa: ARG002 - the interface
@@ -93,7 +96,7 @@ class MappingSnapshotStrategy(SnapshotStrategy[Held]):
             key_type: Arrow's type of the keys.
             value_type: Arrow's type of the values.
         """
-        self._mapping = mapping
+        self._mapping = a_mapping(mapping, "mapping")
         self._schema = pa.schema([("key", key_type), ("value", value_type)])
 
     def sync_prepare_resources(self, checkpoint_id: int) -> Held:  # noqa: ARG002 - the interface
@@ -173,7 +176,7 @@ class FilesSnapshotStrategy(SnapshotStrategy[NamedFiles]):
         Args:
             files: by name.
         """
-        self._files = files
+        self._files = a_mapping(files, "files")
 
     def sync_prepare_resources(self, checkpoint_id: int) -> NamedFiles:  # noqa: ARG002 - the interface
         """See SnapshotStrategy."""

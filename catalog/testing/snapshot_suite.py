@@ -29,7 +29,12 @@ from catalog.snapshot import (
     SnapshotStrategyRunner,
     SnapshotTask,
 )
-from catalog.strategies import DirectorySnapshotStrategy, MappingSnapshotStrategy, PartitionSnapshotStrategy
+from catalog.strategies import (
+    DirectorySnapshotStrategy,
+    FilesSnapshotStrategy,
+    MappingSnapshotStrategy,
+    PartitionSnapshotStrategy,
+)
 from catalog.stream_factory import CheckpointStreamFactory
 from catalog.testing.stream_factory_suite import LARGE, SHARED, StreamCheckpoints, read, write
 
@@ -330,6 +335,23 @@ class SnapshotStrategySuite:
         with pytest.raises(InvalidInputError, match="strategy"):
             SnapshotStrategyRunner("op", nothing)
         assert strategy.told == []
+
+    @pytest.mark.parametrize(
+        ("make", "says"),
+        [
+            (lambda nothing: SnapshotStrategyRunner(nothing, Scripted()), "description"),
+            (lambda nothing: SavepointSnapshotStrategy(nothing), "strategy"),
+            (lambda nothing: PartitionSnapshotStrategy(nothing), "state"),
+            (lambda nothing: MappingSnapshotStrategy(nothing, pa.int64(), pa.int64()), "mapping"),
+            (lambda nothing: FilesSnapshotStrategy(nothing), "files"),
+            (lambda nothing: CheckpointOptions(snapshot_type=nothing), "snapshot_type"),
+            (lambda nothing: CheckpointOptions(previous=nothing), "previous"),
+            (lambda _: CheckpointOptions("bogus"), "must be one of checkpoint, savepoint, not 'bogus'"),  # type: ignore[arg-type]
+        ],
+    )
+    def test_none_is_refused_when_something_is_made_of_it(self, make: Callable[[Any], object], says: str) -> None:
+        with pytest.raises(InvalidInputError, match=says):
+            make(None)
 
     # -- cancel ----------------------------------------------------------------------------------------------------
 
