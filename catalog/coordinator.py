@@ -233,6 +233,9 @@ class CheckpointCoordinator:
             checkpoint_id: by default the newest that is eligible and valid.
             mode: who owns it.
             allow_pending: also take one whose sinks are pending or failed: what they did not commit is lost to them.
+
+        Raises:
+            InvalidInputError: the one asked for has such sinks.
         """
         mode = one_of(RestoreMode, mode, "mode")
         report = None
@@ -242,6 +245,12 @@ class CheckpointCoordinator:
                 return None
             checkpoint_id = int(report.chosen_id)
         manifest = self._load(checkpoint_id)
+        open_sinks = sorted(sink for sink, status in manifest.sink_commit_statuses.items() if status != "Committed")
+        if open_sinks and not allow_pending:
+            raise InvalidInputError(
+                f"checkpoint {checkpoint_id} was not committed by {', '.join(map(repr, open_sinks))}: what they miss "
+                "would be lost to them; tell sink_committed if they have it, else pass allow_pending=True"
+            )
         if mode is RestoreMode.NO_CLAIM:
             self._store.pin(checkpoint_id, NO_CLAIM_PIN)
         self._store.go_on_from(checkpoint_id)

@@ -307,6 +307,11 @@ def test_sinks_say_what_became_of_a_checkpoint_and_recovery_heeds_it(job):
         assert [one for one, _ in found.report.skipped] == [3, 2]
         assert restored(found, "op") == {0: LARGE}
         assert it.restore(allow_pending=True).checkpoint_id == 3
+        for number, sinks in ((2, "'b'"), (3, "'a', 'b'")):
+            with pytest.raises(InvalidInputError, match=f"not committed by {sinks}: .*allow_pending=True"):
+                it.restore(number)
+            assert it.restore(number, allow_pending=True).checkpoint_id == number
+        assert it.restore(1).checkpoint_id == 1
         assert it.trigger(epoch=5).result().checkpoint_id == 4, "an id is never used again"
         with pytest.raises(CheckpointNotFoundError):
             it.sink_committed(9, "a")
