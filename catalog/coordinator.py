@@ -15,9 +15,10 @@ from typing import Any, BinaryIO
 
 from catalog import keys
 from catalog.errors import (
-    CatalogError,
     CheckpointAbortedError,
+    CheckpointExistsError,
     CheckpointNotFoundError,
+    ClosedIdError,
     InvalidInputError,
 )
 from catalog.handles import StateHandle
@@ -313,10 +314,8 @@ class CheckpointCoordinator:
         """Wait for all operators, then save; one that fails or is too slow ends the checkpoint."""
         try:
             results = self._collect(pending, writing, began)
-            handles = {name: dict(one.handles) for name, one in results.items() if one.handles}
-            manifest = CheckpointManifest.from_dict({**manifest.model_dump(), "operator_handles": plain(handles)})
             savepoint = snapshot_type is SnapshotType.SAVEPOINT
-            self._store.save_with_handles(manifest, pending._factory, pin=SAVEPOINT_PIN if savepoint else None)
+            manifest = self._save(pending, manifest, results, savepoint=savepoint)
             with self._lock:
                 if not savepoint and restores == self._restores and self._newest(manifest):
                     self._previous, self._shares = manifest, True
@@ -327,6 +326,26 @@ class CheckpointCoordinator:
             pending._future.set_exception(error)
         else:
             pending._future.set_result(completed)
+
+    def _save(
+        self,
+        pending: PendingCheckpoint,
+        manifest: CheckpointManifest,
+        results: Mapping[str, SnapshotResult],
+        *,
+        savepoint: bool,
+    ) -> CheckpointManifest:
+        """Save what the operators have written; what keeps it from being saved closes the id."""
+        handles = {name: dict(one.handles) for name, one in results.items() if one.handles}
+        try:
+            manifest = CheckpointManifest.from_dict({**manifest.model_dump(), "operator_handles": plain(handles)})
+            self._store.save_with_handles(manifest, pending._factory, pin=SAVEPOINT_PIN if savepoint else None)
+        except (CheckpointExistsError, ClosedIdError):
+            raise  # the id is somebody else's
+        except BaseException as error:
+            self._close_id(pending.checkpoint_id, pending._factory, f"it could not be saved: {error}")
+            raise
+        return manifest
 
     def _newest(self, manifest: CheckpointManifest) -> bool:
         return self._previous is None or self._previous.checkpoint_id < manifest.checkpoint_id
@@ -354,11 +373,16 @@ class CheckpointCoordinator:
         for task in tasks.values():
             task.cancel()
             self._writers.make_room(task)
-        try:
-            self._store.abandon(id, factory, why)
-        except CatalogError:
-            log.exception("checkpoint %d could not be closed; what was written for it is left to the sweep", id)
+        self._close_id(id, factory, why)
         return CheckpointAbortedError(f"checkpoint {id} was given up: {why}", checkpoint_id=id)
+
+    def _close_id(self, id: int, factory: CatalogStreamFactory, why: str) -> None:
+        factory.close()
+        try:
+            # It may tell of a file's name that is not UTF-8, which no table takes.
+            self._store.abandon(id, factory, why.encode(errors="backslashreplace").decode())
+        except Exception:
+            log.exception("checkpoint %d could not be closed; what was written for it is left to the sweep", id)
 
     def _load_with(self, sink: str, checkpoint_id: int) -> CheckpointManifest:
         manifest = self._load(checkpoint_id)

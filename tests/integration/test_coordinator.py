@@ -203,6 +203,18 @@ def test_an_operator_that_hangs_holds_up_neither_later_checkpoints_nor_the_end(j
     assert closed
 
 
+@pytest.mark.parametrize("name", ["n" * 513, "not utf-8 \udcff"])
+def test_a_checkpoint_that_cannot_be_saved_when_its_operators_have_written_is_given_up(job, name):
+    bad = Scripted(lambda factory: SnapshotResult({name: writes(factory).handles["state"]}))
+    with coordinator(job, good=Scripted(writes), bad=bad) as it, pytest.raises(InvalidInputError, match="name"):
+        it.trigger(epoch=1).result()
+    (row,) = job.harness.checkpoint_rows(job.name)
+    assert (row["change"], row["checkpoint_key"]) == ("abandoned", f"{1:020d}")
+    assert "could not be saved" in row["reason"]
+    sweep(job.stream)
+    assert (job.artifacts(), job.store.next_id()) == (0, 2)
+
+
 def test_a_cancelled_checkpoint_is_given_up(job):
     running, go_on = threading.Event(), threading.Event()
 
