@@ -32,6 +32,7 @@ from catalog.snapshot import (
     SnapshotStrategyRunner,
     SnapshotTask,
     SnapshotType,
+    given,
     one_of,
 )
 from catalog.store import CheckpointStore
@@ -140,12 +141,14 @@ class CheckpointCoordinator:
             parallelism: how many operators are written at once; by default all.
             factory_options: see CheckpointStore.stream_factory: threshold, max_amplification, cutting.
         """
-        for name in operators:
+        for name, strategy in given(operators, "operators").items():
             keys.text(name, "operator name")
+            given(strategy, f"the strategy of operator {name!r}")
         if not isinstance(timeout_s, int | float) or not timeout_s > 0:
             raise InvalidInputError(f"timeout_s must be a number above 0, not {timeout_s!r}")
         if parallelism is not None:
             keys.u64(parallelism, "parallelism", minimum=1)
+        given(store, "store").stream_factory(1, **factory_options)  # refuses them now, not at every trigger
         self._store = store
         self._operators = dict(operators)
         self._timeout_s = timeout_s
@@ -174,7 +177,7 @@ class CheckpointCoordinator:
         """Begin a checkpoint.
 
         Args:
-            epoch: the exactly-once epoch.
+            epoch: the exactly-once epoch, counted from 1.
             source_offsets: where the sources stand, as in CheckpointManifest.
             sinks: are pending until `sink_committed`; recovery passes over a checkpoint with pending sinks.
             snapshot_type: a savepoint shares nothing, and is pinned.
@@ -182,17 +185,21 @@ class CheckpointCoordinator:
             fields: further fields of the manifest, such as watermark or pipeline_hash.
 
         Raises:
+            InvalidInputError: it was refused, and no id is used up.
             CheckpointAbortedError: an operator's synchronous part failed; the id is closed.
         """
         began = time.monotonic()
         snapshot_type = one_of(SnapshotType, snapshot_type, "snapshot_type")
         if isinstance(sinks, str) or not isinstance(sinks, Iterable):
             raise InvalidInputError(f"sinks must be a list of names, not {sinks!r}")
+        if epoch == 0:
+            raise InvalidInputError("epoch must be at least 1, not 0, which recovery passes over: count epochs from 1")
         statuses = dict.fromkeys(sinks, "Pending")
-        id = self._take_id(checkpoint_id)
-        manifest = CheckpointManifest.new(
-            id, epoch, source_offsets=source_offsets or {}, sink_commit_statuses=statuses, **fields
+        manifest = CheckpointManifest.new(  # of any id: what it refuses uses up none
+            1, epoch, source_offsets=source_offsets or {}, sink_commit_statuses=statuses, **fields
         )
+        id = self._take_id(checkpoint_id)
+        manifest = manifest.model_copy(update={"checkpoint_id": id})
         with self._lock:
             previous, shares, restores = self._previous, self._shares, self._restores
         factory = self._store.stream_factory(id, share=shares, **self._factory_options)

@@ -293,6 +293,23 @@ def test_names_and_times_are_checked(job):
         assert job.harness.checkpoint_rows(job.name) == [], "nothing is written for what is refused"
 
 
+def test_what_cannot_be_a_checkpoint_is_refused_before_an_id_is_used_up(job):
+    with coordinator(job, op=Scripted(writes)) as it:
+        with pytest.raises(InvalidInputError, match="count epochs from 1"):
+            it.trigger(epoch=0)
+        with pytest.raises(InvalidInputError, match="epoch"):
+            it.trigger(epoch=None)
+        with pytest.raises(InvalidInputError, match="source_offsets"):
+            it.trigger(epoch=1, source_offsets={"kafka": "7"})
+        assert it.trigger(epoch=1).result().checkpoint_id == 1
+
+
+def test_none_and_what_no_factory_takes_are_refused_when_a_coordinator_is_made(job):
+    for wrong in ({"store": None}, {"operators": None}, {"operators": {"op": None}}, {"threshold": -1}):
+        with pytest.raises(InvalidInputError, match=r"store|operators|'op'|threshold"):
+            CheckpointCoordinator(**{"store": job.store, "operators": {}, **wrong})
+
+
 def test_a_checkpoint_may_take_for_ever(job):
     with CheckpointCoordinator(job.store, {"op": Scripted(writes)}, timeout_s=float("inf")) as it:
         assert it.trigger(epoch=1).result().checkpoint_id == 1
