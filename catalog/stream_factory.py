@@ -162,7 +162,7 @@ class CatalogStreamFactory(CheckpointStreamFactory):
 
         def upload(pieces: Iterator[Buffer]) -> StateHandle:
             how = Writing(
-                base=self._work.base if self._shares else lambda: None,
+                base=self._work.lender if self._shares else lambda: None,
                 cutting=self._cutting,
                 hashing=Hashing.CHUNKS,
                 hash_threads=self._hash_threads,
@@ -230,13 +230,19 @@ class CatalogStreamFactory(CheckpointStreamFactory):
                     self._work.reuse(_artifact(one).path, self._reusable(one))
 
     def could_reuse_state_handle(self, handle: StateHandle) -> bool:
-        """See CheckpointStreamFactory; what is kept alive is all that the tables hold of the attempts involved."""
+        """See CheckpointStreamFactory; what is kept alive is all that the tables hold of the attempts involved.
+
+        After False for that reason, no stream of this checkpoint borrows from these attempts.
+        """
         if isinstance(handle, InlineHandle):
             return True
         try:
             with as_stream_error("whether a handle can be reused is not known"):
                 rows, _ = self._reusable(handle)
-                return self._work.amplification(rows) <= self._max_amplification
+                if self._work.amplification(rows) <= self._max_amplification:
+                    return True
+                self._work.avoid(rows)
+                return False
         except UnknownHandleError:
             return False
 
@@ -295,6 +301,9 @@ class _Work:
         self._reused: dict[str, _Found] = {}
         self._held: dict[tuple[str, str], chunks.Held] = {}
         """What attempts hold."""
+        self._avoided: set[tuple[str, str]] = set()
+        """Key and attempt of those that hold too much that nobody uses."""
+        self._lender: Base | None = None
         self._closed = self._given_up = self._id_is_free = False
 
     def check_open(self) -> None:
@@ -317,6 +326,25 @@ class _Work:
                 self._base = self.stream.base(self._previous)
                 self._base_asked = True
             return self._base
+
+    def lender(self) -> Base | None:
+        """Return the previous checkpoint's chunks without those that the attempts to avoid hold."""
+        base = self.base()
+        with self.lock:
+            if base is None or not self._avoided:
+                return base
+            if self._lender is None:
+                rows = [row for row in base.rows if chunks.holder(row)[:2] not in self._avoided]
+                self._lender = Base(base.key, rows)
+            return self._lender
+
+    def avoid(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Borrow from the attempts that have these rows' bytes no more: what is written anew would be there again."""
+        involved = {chunks.holder(row)[:2] for row in rows}
+        with self.lock:
+            if not involved <= self._avoided:
+                self._avoided |= involved
+                self._lender = None
 
     def write(self, path: str, pieces: Iterator[Buffer], how: Writing, **columns: Any) -> Stored:
         with self.lock:

@@ -941,6 +941,27 @@ class CatalogStreamFactorySuite(CheckpointStreamFactorySuite):
         checkpoints.delete(1)
         assert checkpoints.factory(3).could_reuse_state_handle(small), "what nobody uses is gone"
 
+    def test_what_is_written_anew_on_advice_is_really_written(self, checkpoints: CatalogCheckpoints) -> None:
+        pieces = [HUGE[at : at + 600_000] for at in range(0, 3_000_000, 600_000)]
+        first = checkpoints.factory(1)
+        handles = [artifact(first, piece) for piece in pieces]
+        checkpoints.save(first, handles)
+        second = checkpoints.factory(2)
+        second.reuse_previous_state_handle(handles[:1])
+        checkpoints.save(second, handles[:1])
+        third = checkpoints.factory(3)
+        assert not third.could_reuse_state_handle(handles[0])
+        anew = artifact(third, pieces[0])
+        checkpoints.save(third, [anew])
+        assert [row["held_key"] for row in checkpoints.rows(3)] == [None], "borrowed, it would keep as much alive"
+        fourth = checkpoints.factory(4)
+        assert fourth.could_reuse_state_handle(anew)
+        checkpoints.save(fourth, [artifact(fourth, pieces[0])])
+        assert [row["via"] for row in checkpoints.rows(4)] == [keys.integer_key(3)], "without such advice it is shared"
+        for number in (1, 2):
+            checkpoints.delete(number)
+        assert sum(row["chunk_size"] for one in (1, 2, 3, 4) for row in checkpoints.rows(one) if row["data"]) == 600_000
+
     def test_equal_pieces_that_are_all_used_are_no_dead_space(self, checkpoints: CatalogCheckpoints) -> None:
         first = checkpoints.factory(1)
         handles = [artifact(first) for _ in range(3)]
