@@ -673,6 +673,31 @@ def test_a_diff_tells_bytes_by_chunk_and_positions(catalog):
     ]
 
 
+def test_a_diff_tells_what_is_under_each_handle(catalog):
+    store, big = catalog.store("s"), os.urandom(600_000)
+
+    def save(number, **states):
+        factory, handles = store.stream_factory(number), {}
+        for name, data in states.items():
+            with factory.create_checkpoint_state_output_stream("shared") as out:
+                out.write(data)
+                handles[name] = out.close_and_get_handle()
+        store.save_with_handles(CheckpointManifest.new(number, epoch=1, operator_handles={"op": handles}), factory)
+
+    save(1, a=b"same", b=big, c=b"other")
+    save(2, a=b"same", d=big, c=b"else", e=b"new")
+    assert {(part.name, part.what, part.changed_bytes) for part in catalog.diff("s", 1, 2).parts} == {
+        ("a", "same", 0), ("b", "removed", 0), ("c", "changed", 4), ("d", "added", 0), ("e", "added", 3),
+    }  # fmt: skip
+    assert catalog.diff("s", 1, 2).explain().splitlines() == [
+        "removed: op b: 600000 -> 0 bytes, 0 changed",
+        "changed: op c: 5 -> 4 bytes, 4 changed",
+        "added: op d: 0 -> 600000 bytes, 0 changed",
+        "added: op e: 0 -> 3 bytes, 3 changed",
+        "same: 1 part",
+    ]
+
+
 def test_a_diff_of_partitions_and_of_states(catalog):
     first, second, _ = save_v2(catalog)
     (part,) = catalog.diff("v2", first, second).parts
