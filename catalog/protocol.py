@@ -45,6 +45,10 @@ _TOLD_BY_MANIFEST = frozenset(
 """Columns that change with a manifest."""
 
 
+def _pinning(name: str, reason: str) -> dict[str, Any]:
+    return {"change": Change.PINNED, "reason": reason, "details": json.dumps({"pin": name})}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """A checkpoint about to be saved; its artifacts are already staged."""
@@ -233,9 +237,7 @@ class Stream(StreamReader):
             row = self._standing_on(row, history, draft)
             others, counted = self._auto_prune(row, history, planner) if planner else ([], [])
             if draft.pin:
-                others.append(
-                    self._next(lifecycle.fold([row])[row.checkpoint_key], change=Change.PINNED, reason=draft.pin)
-                )
+                others.append(self._next(lifecycle.fold([row])[row.checkpoint_key], **_pinning(draft.pin, draft.pin)))
             if others:  # what goes or is pinned counts on this save: if the id is taken, nothing of it happens
                 counted.append(Unless(key=row.checkpoint_key, revision_above=-1))
             outcome, *_rest = self.insert([row, *others], guards + counted)
@@ -389,18 +391,33 @@ class Stream(StreamReader):
 
         self.change(key, decide)
 
-    def pin(self, key: str, reason: str, until: datetime | None = None) -> None:
-        """Protect a checkpoint from being trashed."""
+    def pin(self, key: str, reason: str, until: datetime | None = None, name: str | None = None) -> None:
+        """Protect a checkpoint from being trashed; a pin of the same name, by default its reason, is replaced."""
         keys.text(reason, "reason")
+        name = keys.text(reason if name is None else name, "name")
         if until is not None:
             until = keys.utc(until, "until")
             if until <= self.clock():
                 raise InvalidInputError(f"a pin must end in the future, not at {keys.time_text(until)}")
-        self.change(key, lambda _: {"change": Change.PINNED, "reason": reason, "until": until})
+        self.change(key, lambda _: {**_pinning(name, reason), "until": until})
 
-    def unpin(self, key: str) -> None:
-        """Take a pin back."""
-        self.change(key, lambda one: {"change": Change.UNPINNED} if one.pin else None)
+    def unpin(self, key: str, name: str | None = None) -> bool:
+        """Take a pin back, by default the only one, and say whether there was one.
+
+        Raises:
+            InvalidInputError: it has several, or none of that name.
+        """
+
+        def decide(one: Checkpoint) -> dict[str, Any] | None:
+            if not one.pins:
+                return None
+            there = [name] if name in one.pins else list(one.held_by(self.clock()) or one.pins)
+            if len(there) > 1 or name not in (None, *there):
+                wrong = f"has no pin {name!r}" if name is not None else f"has {len(there)} pins"
+                raise InvalidInputError(f"checkpoint {one.id} {wrong}: name one of {', '.join(map(repr, one.pins))}")
+            return {"change": Change.UNPINNED, "details": json.dumps({"pin": there[0]})}
+
+        return self.change(key, decide)
 
     def add_fold(self, history: History, key: str, attempt: str, folds: Sequence[Folded], parent: str | None) -> bool:
         """Make folded snapshots, staged and verified, part of a checkpoint, unless it has changed since it was read.

@@ -44,19 +44,30 @@ def pin_command(
     until: Annotated[
         datetime | None, typer.Option(parser=time_argument, metavar="ISO", help="Until this time, else for ever.")
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="What to unpin it by, by default the reason; an earlier pin of that name is replaced."),
+    ] = None,
     output: OutputOption = OutputFormat.TEXT,
     debug: DebugOption = False,
 ) -> None:
-    """Protect a checkpoint from being deleted."""
+    """Protect a checkpoint from being deleted, as long as any of its pins holds it."""
     with running(output, debug) as out:
         if until is not None and until <= datetime.now(UTC):
             raise typer.BadParameter(f"{show_as.moment(until)} UTC is past", param_hint="--until")
         with CheckpointCatalog.native(path) as catalog:
             rows, key = _named(catalog, stream, checkpoint_id)
-            rows.pin(key, reason, until)
+            rows.pin(key, reason, until, name)
         number = keys.checkpoint_id(key)
         out.result(
-            {"stream": stream, "checkpoint_id": number, "pinned": True, "reason": reason, "until": until},
+            {
+                "stream": stream,
+                "checkpoint_id": number,
+                "pinned": True,
+                "name": reason if name is None else name,
+                "reason": reason,
+                "until": until,
+            },
             f"pinned checkpoint {number} {f'until {show_as.moment(until)} UTC' if until else 'for ever'}",
         )
 
@@ -65,17 +76,21 @@ def unpin_command(
     path: PathArgument,
     stream: StreamArgument,
     checkpoint_id: IdArgument,
+    name: Annotated[str | None, typer.Option(help="Which pin, if there are several.")] = None,
     output: OutputOption = OutputFormat.TEXT,
     debug: DebugOption = False,
 ) -> None:
-    """Take the pin of a checkpoint back."""
+    """Take a pin of a checkpoint back."""
     with running(output, debug) as out, CheckpointCatalog.native(path) as catalog:
         rows, key = _named(catalog, stream, checkpoint_id)
         number = keys.checkpoint_id(key)
-        was_pinned = rows.require_live(key, rows.find(key, manifest=False)).pin is not None
-        rows.unpin(key)
-        data = {"stream": stream, "checkpoint_id": number, "pinned": False, "was_pinned": was_pinned}
-        out.result(data, f"unpinned checkpoint {number}" if was_pinned else f"checkpoint {number} was not pinned")
+        was_pinned = rows.unpin(key, name)
+        left = list(rows.require_live(key, rows.find(key, manifest=False)).held_by(datetime.now(UTC)))
+        data = {"stream": stream, "checkpoint_id": number, "pinned": bool(left), "was_pinned": was_pinned}
+        still = f"; it is still pinned: {', '.join(left)}" if left else ""
+        out.result(
+            data, f"unpinned checkpoint {number}{still}" if was_pinned else f"checkpoint {number} was not pinned"
+        )
 
 
 def _named(catalog: CheckpointCatalog, stream: str, checkpoint_id: str) -> tuple[Stream, str]:

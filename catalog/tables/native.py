@@ -104,9 +104,11 @@ class NativeEngine:
         self.place = place
         self._commits = Commits(_is_conflict, _is_unknown, attempts=CONFLICT_ATTEMPTS, first_wait_s=0.01)
         self._ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-catalog")
+        # On its own, and takes no lock: who holds one waits for it.
+        self._syncing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-catalog-fsync")
 
         def load(table: Table) -> LoadedTable:
-            files = DataFiles(place, table, storage_options or {}, durable=durable, ahead=self._ahead)
+            files = DataFiles(place, table, storage_options or {}, durable=durable, syncing=self._syncing)
             lock = None
             if files.folder:
                 lock = CommitLock(files.folder, timeout_s=lock_timeout_s, durable=durable, data_too=False)
@@ -314,6 +316,7 @@ class NativeEngine:
     def close(self) -> None:
         """See Engine.close; it can be used on, then without work in the background."""
         self._ahead.shutdown()
+        self._syncing.shutdown()
 
 
 def _lost_bytes(place: Place, options: dict[str, str]) -> bool:

@@ -292,7 +292,24 @@ def test_a_pin_ends_when_it_says_and_not_in_the_past(here, place):
         assert here("pin", place, "orders", 2, "--reason", "audit", *options)[:2] == (2, "")
     assert here("pin", place, "orders", 2)[:2] == (2, "")
     with CheckpointCatalog.native(place) as catalog:
-        assert [one.id for one in catalog.histories()["orders"].values() if one.pin] == [1]
+        assert [one.id for one in catalog.histories()["orders"].values() if one.pins] == [1]
+
+
+def test_of_several_pins_each_holds_by_itself_and_is_taken_back_by_its_name(here, place):
+    for reason, *options in (("legal hold",), ("copying", "--until", "2100-01-01"), ("drill", "--name", "weekly")):
+        assert here("pin", place, "orders", 1, "--reason", reason, *options)[0] == 0
+    code, shown, _ = here("show", place, "orders", 1)
+    assert code == 0
+    assert "legal hold; until 2100-01-01" in shown
+    assert "drill (weekly)" in shown
+    code, shown, error = here("unpin", place, "orders", 1)
+    assert (code, shown) == (2, "")
+    assert "has 3 pins: name one of 'legal hold', 'copying', 'weekly'" in error
+    assert here("unpin", place, "orders", 1, "--name", "drill")[:2] == (2, "")
+    assert here("unpin", place, "orders", 1, "--name", "copying")[0] == 0
+    code, shown, _ = here("unpin", place, "orders", 1, "--name", "weekly")
+    assert (code, shown) == (0, "unpinned checkpoint 1; it is still pinned: legal hold\n")
+    assert here("unpin", place, "orders", 1) == (0, "unpinned checkpoint 1\n", "")
 
 
 # -- history and diff --------------------------------------------------------------------------------------------------

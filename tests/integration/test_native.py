@@ -444,3 +444,22 @@ def test_files_that_deltalake_rewrote_with_its_own_kinds_of_text_are_read(tmp_pa
     assert catalog.store("s").list_ids() == [1, 2, 3]
     assert catalog.validate(["s"]).results == ()
     assert catalog.recover("s").chosen_id == 3
+
+
+def test_who_holds_the_lock_and_writes_does_not_wait_for_who_waits_for_the_lock(tmp_path):
+    engine = new_catalog(tmp_path, maintain_every=0).engine
+    loaded = engine._tables[Table.CHECKPOINTS]
+    row = {"stream": "s", "checkpoint_key": "1", "revision": 0, "change": "saved", "format": "f", "insert_id": "i"}
+    big = arrow(Table.CHECKPOINTS, [{**row, "at": datetime.now(UTC), "manifest": "x" * native_files.SMALL_FILE}])
+    written = threading.Event()
+
+    def write_while_it_is_held():
+        with loaded.committing():
+            behind = engine._ahead.submit(loaded._catch_up, native_log.LOG_CHECKPOINT_EVERY)
+            while not behind.running():
+                pass
+            loaded.files.write("s", [big])
+            written.set()
+
+    threading.Thread(target=write_while_it_is_held, daemon=True).start()
+    assert written.wait(60), "each waits for the other"
