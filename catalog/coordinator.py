@@ -53,7 +53,7 @@ class RestoreMode(StrEnum):
     """Who owns the checkpoint that a job is restored from."""
 
     CLAIM = "claim"
-    """The job: new checkpoints share its state, and retention may let it go."""
+    """The job: new checkpoints share its state, and retention may let it go; a person's pin stays."""
     NO_CLAIM = "no_claim"
     """Somebody else: it is pinned, and the first checkpoint afterwards depends on nothing old."""
 
@@ -261,6 +261,9 @@ class CheckpointCoordinator:
             )
         if mode is RestoreMode.NO_CLAIM:
             self._store.pin(checkpoint_id, NO_CLAIM_PIN)
+        else:
+            for name in (SAVEPOINT_PIN, NO_CLAIM_PIN):
+                self._store.unpin(checkpoint_id, name, missing_ok=True)
         self._store.go_on_from(checkpoint_id)
         with self._lock:
             self._restores += 1

@@ -401,15 +401,20 @@ class Stream(StreamReader):
                 raise InvalidInputError(f"a pin must end in the future, not at {keys.time_text(until)}")
         self.change(key, lambda _: {**_pinning(name, reason), "until": until})
 
-    def unpin(self, key: str, name: str | None = None) -> bool:
+    def unpin(self, key: str, name: str | None = None, *, missing_ok: bool = False) -> bool:
         """Take a pin back, by default the only one, and say whether there was one.
+
+        Args:
+            key: the checkpoint.
+            name: the pin's.
+            missing_ok: leave the others alone if there is none of that name.
 
         Raises:
             InvalidInputError: it has several, or none of that name.
         """
 
         def decide(one: Checkpoint) -> dict[str, Any] | None:
-            if not one.pins:
+            if not one.pins or (missing_ok and name not in (None, *one.pins)):
                 return None
             there = [name] if name in one.pins else list(one.held_by(self.clock()) or one.pins)
             if len(there) > 1 or name not in (None, *there):

@@ -392,13 +392,18 @@ class CheckpointStore:
         """
         self._stream.pin(keys.integer_key(checkpoint_id), reason, until, name)
 
-    def unpin(self, checkpoint_id: int, name: str | None = None) -> None:
+    def unpin(self, checkpoint_id: int, name: str | None = None, *, missing_ok: bool = False) -> None:
         """Take a pin back, by default the only one.
+
+        Args:
+            checkpoint_id: which one.
+            name: the pin's.
+            missing_ok: leave the others alone if there is none of that name, instead of refusing it.
 
         Raises:
             InvalidInputError: there are several, or none of that name.
         """
-        self._stream.unpin(keys.integer_key(checkpoint_id), name)
+        self._stream.unpin(keys.integer_key(checkpoint_id), name, missing_ok=missing_ok)
 
     def cleanup_orphans(self, grace: timedelta = ORPHAN_GRACE) -> int:
         """Delete state that no manifest names and return how much there was; also what purged checkpoints left.

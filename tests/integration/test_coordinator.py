@@ -453,6 +453,21 @@ def test_a_savepoint_is_pinned_complete_and_restorable_with_everything_else_gone
     assert {name: read(file) for name, file in found.open("db").items()} == {"1.sst": HUGE, "2.sst": LARGE}
 
 
+@pytest.mark.parametrize("pinned_by", ["the savepoint", "no claim", "a person too"])
+def test_a_claimed_savepoint_may_go_unless_a_person_pinned_it(job, pinned_by):
+    with coordinator(job, op=partitions({0: LARGE})) as it:
+        it.trigger(epoch=1, snapshot_type=SnapshotType.SAVEPOINT).result()
+        if pinned_by == "no claim":
+            it.restore(1, mode=RestoreMode.NO_CLAIM)
+        if pinned_by == "a person too":
+            job.store.pin(1, "for the audit")
+        it.restore(1, mode=RestoreMode.CLAIM)
+        for _ in range(3):
+            it.trigger(epoch=1).result()
+    job.store.prune(1)
+    assert job.store.list_ids() == ([1, 4] if pinned_by == "a person too" else [4])
+
+
 def test_a_savepoint_is_pinned_by_the_commit_that_saves_it(job):
     with coordinator(job, op=partitions({0: LARGE})) as it:
         before = len(job.harness.catalog.engine.versions())
