@@ -270,9 +270,21 @@ class CheckpointStreamFactorySuite:
         getattr(stream, ending)()
         stream.flush()
         stream.sync()
-        with pytest.raises(error):
-            stream.write(b"6")
+        for late in (lambda: stream.write(b"6"), lambda: stream.writelines([b"6"]), lambda: stream.writelines([])):
+            with pytest.raises(error):
+                late()
         assert stream.get_pos() == 5
+
+    def test_a_stream_is_written_in_lines_too_and_not_read(
+        self, checkpoints: StreamCheckpoints, stream: CheckpointStateOutputStream
+    ) -> None:
+        stream.writelines([b"one ", bytearray(b"two")])
+        for reading in (stream.read, stream.readall, stream.readline, lambda: stream.readinto(bytearray(1))):
+            with pytest.raises(io.UnsupportedOperation):
+                reading()
+        handle = stream.close_and_get_handle()
+        assert handle is not None
+        assert read(checkpoints.open(handle)) == b"one two"
 
     def test_an_array_without_elements_is_no_bytes(self, stream: CheckpointStateOutputStream) -> None:
         assert stream.write((ctypes.c_double * 3 * 0)()) == 0
