@@ -8,6 +8,9 @@ class TestMySnapshots(SnapshotStrategySuite):
 
 import logging
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -541,6 +544,30 @@ class SnapshotStrategySuite:
         task.run()
         assert read(factory.open(task.result().handles["1.sst"])) == LARGE
         assert [one.name for one in tmp_path.iterdir()] == ["db"]
+
+    def test_links_that_a_killed_run_left_go_and_those_in_use_stay(
+        self, checkpoints: StreamCheckpoints, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "db"
+        folder.mkdir()
+        (folder / "1.sst").write_bytes(LARGE)
+        (tmp_path / ".db.links-mine").write_text("a file of somebody else")
+        code = (
+            "import os, signal, sys; from catalog.strategies import DirectorySnapshotStrategy\n"
+            "links = DirectorySnapshotStrategy(sys.argv[1]).sync_prepare_resources(1)\n"
+            "os.kill(os.getpid(), signal.SIGKILL)"
+        )
+        killed = subprocess.run([sys.executable, "-c", code, str(folder)], check=False)
+        assert killed.returncode == -signal.SIGKILL
+        assert (folder / "1.sst").stat().st_nlink == 2, "the run was killed before it made links"
+        factory = checkpoints.factory(1)
+        task = self.started(DirectorySnapshotStrategy(folder), factory)
+        assert (folder / "1.sst").stat().st_nlink == 2
+        DirectorySnapshotStrategy(folder)
+        task.run()
+        assert read(factory.open(task.result().handles["1.sst"])) == LARGE, "links in use were removed"
+        assert sorted(one.name for one in tmp_path.iterdir()) == [".db.links-mine", "db"]
+        assert (folder / "1.sst").stat().st_nlink == 1
 
     def test_a_directory_is_restored_into_an_empty_folder_only_and_never_outside(self, tmp_path: Path) -> None:
         (tmp_path / "full").mkdir()
