@@ -1,6 +1,7 @@
 """Checkpoint streams (seed 001): output streams that close into handles, and state shared between checkpoints."""
 
 import io
+import logging
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -19,6 +20,8 @@ from catalog.protocol import Stream
 from catalog.reader import StreamReader
 from catalog.tables.port import Condition, Equals, In, Table
 from catalog.tables.schema import arrow
+
+log = logging.getLogger(__name__)
 
 STREAM_THRESHOLD_BYTES = 20 << 10
 STREAM_THRESHOLD_MAX_BYTES = 1 << 20
@@ -476,11 +479,19 @@ class _Work:
                     raise UnknownHandleError(f"handle {one.path!r} was neither written nor reused through this factory")
                 known = self._written.get(one.path) or chunks.totals(self._reused[one.path][0])[one.path]
                 _check_same(one, known)
+            self._leave_out(self._written.keys() - wanted)
             # A save that is tried again has linked them before.
             reused = [(path, *self._reused[path]) for path in sorted(wanted - self._written.keys())]
             self.link(reused)
             self._closed = True
             return {path: self._written[path] for path in wanted}
+
+    def _leave_out(self, paths: Iterable[str]) -> None:
+        """Delete what will not be saved: under the attempt of a checkpoint the sweep would keep it as long as that."""
+        try:
+            self.remove(sorted(paths))
+        except Exception:
+            log.exception("state that is not saved could not be removed: it stays as long as its checkpoint")
 
 
 def open_handle(stream: StreamReader, handle: StateHandle, *, through: str | None = None) -> BinaryIO:

@@ -339,6 +339,18 @@ class CheckpointStreamFactorySuite:
         factory.discard([kept])
         assert read(checkpoints.open(kept)) == LARGE, "what is saved is not the factory's any more"
 
+    def test_state_that_is_left_out_of_its_checkpoint_goes(
+        self, checkpoints: StreamCheckpoints, factory: CheckpointStreamFactory
+    ) -> None:
+        kept, left, source = artifact(factory), artifact(factory, LARGE + b"left"), artifact(factory, LARGE + b"source")
+        duplicates = factory.duplicate([source], SHARED)
+        checkpoints.save(factory, [kept, *duplicates])
+        with pytest.raises(OSError, match="not known"):
+            checkpoints.open(left)
+        assert [read(checkpoints.open(one)) for one in (kept, *duplicates)] == [LARGE, LARGE + b"source"]
+        checkpoints.delete(1)
+        assert checkpoints.artifacts() == 0
+
     def test_a_saved_checkpoint_is_not_written_any_more(
         self, checkpoints: StreamCheckpoints, factory: CheckpointStreamFactory
     ) -> None:
