@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from datetime import UTC, datetime
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +19,7 @@ from catalog import (
     CheckpointCatalog,
     CheckpointManifest,
     CorruptError,
+    DamagedCatalogError,
     InvalidInputError,
     LockTimeoutError,
     NotACatalogError,
@@ -132,14 +134,30 @@ def test_a_missing_table_is_made_anew_only_if_no_bytes_are_lost_by_it(tmp_path):
     new_catalog(tmp_path)
     for table in (Table.EVENTS, Table.ARTIFACTS):
         shutil.rmtree(place / table)
-        with pytest.raises(NotACatalogError, match="no checkpoint catalog at"):
+        with pytest.raises(DamagedCatalogError, match=f"the table `{table}` is gone"):
             CheckpointCatalog.native(place)
         store = new_catalog(tmp_path).store("s")
     store.save_with_state(CheckpointManifest.new(1, epoch=1), [b"state"])
     shutil.rmtree(place / Table.ARTIFACTS)
-    with pytest.raises(NotACatalogError, match="`artifacts` is gone"):
+    with pytest.raises(DamagedCatalogError, match="`artifacts` is gone"):
         new_catalog(tmp_path)
     assert not (place / Table.ARTIFACTS).exists()
+
+
+def test_a_catalog_without_its_log_is_damaged_and_one_of_which_nothing_was_made_yet_is_none(tmp_path):
+    place = tmp_path / "catalog"
+    new_catalog(tmp_path).store("s").save(CheckpointManifest.new(1, epoch=1))
+    log = place / Table.CHECKPOINTS / "_delta_log"
+    shutil.rmtree(log)
+    for opening in (partial(CheckpointCatalog.native, place), partial(new_catalog, tmp_path)):
+        with pytest.raises(DamagedCatalogError, match="the table `checkpoints` cannot be read"):
+            opening()
+    assert not log.exists(), "a new log would hide what was lost"
+    shutil.rmtree(place / Table.CHECKPOINTS)
+    log.mkdir(parents=True)  # where creating was killed
+    with pytest.raises(NotACatalogError, match="no checkpoint catalog at"):
+        CheckpointCatalog.native(place)
+    assert new_catalog(tmp_path).streams() == []
 
 
 def test_both_engines_create_the_same_tables(spark, tmp_path):
