@@ -385,7 +385,11 @@ def test_restore_writes_checkpoints_of_every_format(here, place, tmp_path):
         catalog.store("v1").save_with_state(CheckpointManifest.new(3, epoch=1), b"state")
         asyncio.run(snapshot(catalog.checkpointer("v2")))
         catalog.state_store().save(CheckpointState.new(CheckpointId("sensor", 0)))
-    for stream, number, artifacts in (("v1", 3, [b"state"]), ("v2", first, [b"everything"]), ("sensor", 0, [])):
+    for stream, number, artifacts in (
+        ("v1", 3, [b"state"]),
+        ("v2", first, [b"everything"]),
+        ("sensor", 0, [CheckpointState.new(CheckpointId("sensor", 0)).serialize()]),
+    ):
         code, shown, _ = here("restore", place, stream, "--into", tmp_path / stream, "--output", "json")
         assert (code, json.loads(shown)["checkpoint_id"]) == (0, number)
         parts = json.loads((tmp_path / stream / "restore.json").read_text())["apply_in_this_order"]
