@@ -34,6 +34,7 @@ from catalog.drills import DrillReport
 from catalog.errors import CheckpointNotFoundError, InvalidInputError, OutOfReachError, SessionError
 from catalog.folders import Folder
 from catalog.folding import MIN_LINKS, FoldReport
+from catalog.gone_back import GoneBack
 from catalog.lifecycle import Checkpoint, Revision
 from catalog.manifest import DEFAULT_VNODE_COUNT, Positions, StateManifest, parse_any
 from catalog.moment import Moment, MomentEngine
@@ -86,6 +87,7 @@ class CheckpointCatalog:
         self.engine = engine
         self._clock = clock
         self._actor = _actor(actor)
+        self._gone_back = GoneBack()
 
     def __repr__(self) -> str:
         shown = f"as of {self.moment}" if self.moment else type(self.engine).__name__.removesuffix("Engine").lower()
@@ -642,7 +644,7 @@ class CheckpointCatalog:
 
     def stream(self, name: str, format: keys.Format | None = None) -> Stream:
         """Return the rows of a stream of some format, or of any, and the protocol's steps on them."""
-        return Stream(self.engine, name, format, clock=self._clock, actor=self._actor)
+        return Stream(self.engine, name, format, clock=self._clock, actor=self._actor, gone_back=self._gone_back)
 
     def _sql(self) -> tuple[Callable[[str], "DataFrame"], Callable[[Table], str]]:
         """Return what runs a statement, and how tables are named in it, at this catalog's moment."""

@@ -20,14 +20,16 @@ from catalog.errors import (
     BrokenChainError,
     CheckpointExistsError,
     ConflictError,
+    CorruptError,
     InvalidInputError,
 )
+from catalog.gone_back import GoneBack
 from catalog.lifecycle import Change, Checkpoint, Folded, History, Revision, Status
 from catalog.manifest import content_sha256, sha256_text
 from catalog.policies import check_span
 from catalog.reader import ROUNDS, StreamReader
 from catalog.retention import Plan, Planner
-from catalog.tables.port import Equals, In, Outcome, Table, Unless
+from catalog.tables.port import Engine, Equals, In, Outcome, Table, Unless
 from catalog.tables.schema import arrow
 
 log = logging.getLogger(__name__)
@@ -77,10 +79,26 @@ class Draft:
 class Stream(StreamReader):
     """One stream's rows, and the steps that may be taken on them; see `sweep` for the last one."""
 
-    _saved: Base | None = None
-    """What was last saved here."""
-    _restored: str | None = None
-    """The checkpoint that was gone back to since, "" if it was none."""
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        format: keys.Format | None = None,
+        *,
+        clock: Callable[[], datetime],
+        actor: str,
+        gone_back: GoneBack | None = None,
+    ) -> None:
+        """Open a stream.
+
+        Args:
+            engine, name, format, clock, actor: see StreamReader.
+            gone_back: what the others know who write to it, and are told.
+        """
+        super().__init__(engine, name, format, clock=clock, actor=actor)
+        self._gone_back = gone_back or GoneBack()
+        self._saved: Base | None = None
+        """What was last saved here."""
 
     # -- staging ---------------------------------------------------------------------------------------------------
 
@@ -91,25 +109,26 @@ class Stream(StreamReader):
             key: this live one; else what was last saved here, which is known without a look, else what was gone back
                 to, else the latest.
         """
-        if key is None and self._saved is not None:
-            return self._saved
         if key is not None:
-            found: Checkpoint | None = self.require_live(key, self.find(key, manifest=False))
-        elif self._restored is not None:
-            found = self.find(self._restored, manifest=False)
-        else:
-            found = self.latest()
+            return self._base(self.require_live(key, self.find(key, manifest=False)))
+        gone_back_to = self._gone_back.base(self.stream)
+        if self._saved is not None and gone_back_to in (None, self._saved.key):
+            return self._saved
+        try:
+            return self._base(self.latest() if gone_back_to is None else self.find(gone_back_to, manifest=False))
+        except CorruptError as error:  # nobody asked for it: what is damaged must not keep new ones from being saved
+            log.warning("stream %r shares with no earlier checkpoint and writes all bytes: %s", self.label, error)
+            return None
+
+    def _base(self, found: Checkpoint | None) -> Base | None:
         if found is None or not found.live or found.origin is None or found.origin.attempt is None:
             return None
         named = Equals("checkpoint_key", found.key), Equals("attempt", found.origin.attempt)
         return Base(found.key, artifacts.facts(self.engine, self.stream, named))
 
     def go_on_from(self, key: str | None) -> None:
-        """Share with this checkpoint, or with none, until something is saved here.
-
-        Newer ones may be damaged: who processes the same again makes the same chunks, and would borrow damaged ones.
-        """
-        self._saved, self._restored = None, key or ""
+        """Share with this checkpoint, or with none, until something is saved; see GoneBack."""
+        self._gone_back.go_back(self.stream, key or "")
 
     def check_open(self, key: str) -> None:
         """Refuse to stage for an id that already has a row, or for a stream that holds another format."""
@@ -226,7 +245,7 @@ class Stream(StreamReader):
             outcome, *_rest = self.insert([row, *others], guards + counted)
             if outcome is Outcome.INSERTED:
                 self._saved = Base(draft.key, [row for one in draft.artifacts.values() for row in one.rows])
-                self._restored = None
+                self._gone_back.go_on(self.stream, draft.key, draft.attempt)
                 return
             found = self.find(draft.key)
             if found is not None:
