@@ -190,8 +190,12 @@ class Stream(StreamReader):
 
         Returns:
             The attempt that has all of it, a new one where this one has other bytes under a path; and what was found.
+
+        Raises:
+            ConflictError: whoever staged it discarded it meanwhile.
         """
-        rows = artifacts.facts(self.engine, self.stream, [Equals("checkpoint_key", key), In("path", tuple(wanted))])
+        named_so = Equals("checkpoint_key", key), In("path", tuple(wanted))
+        rows = artifacts.facts(self.engine, self.stream, named_so)
         saved = self.find(key, manifest=False)
         named = saved.origin.attempt if saved and saved.origin else None
         by_attempt = defaultdict(list)
@@ -215,6 +219,13 @@ class Stream(StreamReader):
         check(found)
         if linked:
             self.engine.append(Table.ARTIFACTS, [arrow(Table.ARTIFACTS, linked)])
+            # From now on whoever discards sees these rows; before, they were not to be seen.
+            there = {(row["path"], row["attempt"]) for row in artifacts.facts(self.engine, self.stream, named_so)}
+            if gone := sorted(path for path, under in chosen.items() if (path, under) not in there):
+                raise ConflictError(
+                    f"artifact {gone[0]!r} of stream {self.label!r} was discarded while checkpoint "
+                    f"{keys.checkpoint_id(key)} was saved: nothing was saved, take the checkpoint again"
+                )
         return attempt, found
 
     # -- coming ----------------------------------------------------------------------------------------------------
