@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ def write(engine: Engine, columns: Mapping[str, Any], source: Source, how: Writi
         how: how.
     """
     columns = {**columns, "cutting": str(how.cutting), "hashing": str(how.hashing)}
+    how = replace(how, base=cache(how.base))
     if isinstance(source, SharedFile):
         stored = _write_from_executors(engine, columns, source, how.base)
         if how.also is not None:

@@ -75,7 +75,7 @@ class Writing:
     also: Hash | None = None
     """A second hash to be fed with the bytes."""
     base: Callable[[], Base | None] = lambda: None
-    """Gives the checkpoint whose chunks are borrowed instead of written again; asked when a chunk is large."""
+    """Gives the checkpoint whose chunks are borrowed instead of written again; asked at the first large chunk."""
     cutting: Cutting = Cutting.FIXED
     hashing: Hashing = Hashing.BYTES
     hash_threads: int = 2

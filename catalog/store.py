@@ -4,7 +4,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -166,9 +166,8 @@ class CheckpointStore:
         self._save(manifest.model_copy(update={"state_checksum": checksum}), key, attempt, {STATE_PATH: stored})
 
     def _base(self, previous: int | None, share: bool) -> Callable[[], Base | None]:
-        """Return what gives the base; it is looked for once, however many chunks ask."""
         key = None if previous is None else keys.integer_key(previous, "previous")
-        return cache(lambda: self._stream.base(key)) if share else lambda: None
+        return partial(self._stream.base, key) if share else lambda: None
 
     # -- checkpoint streams ----------------------------------------------------------------------------------------
 

@@ -233,6 +233,19 @@ class Checkpointers(Stores):
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("api", [Stores, Factories, States, Checkpointers])
+def test_whoever_saves_asks_for_a_base_as_often_for_many_chunks_as_for_a_few(harness, api):
+    asked = []
+    for chunks in (6, 24):
+        engine = Watched(harness.catalog.engine)
+        one = api(CheckpointCatalog(engine, clock=harness.clock), str(uuid.uuid4()))
+        for number in (1, 2):
+            one.save(number, random.Random(number).randbytes(chunks * CHUNK))
+        asked.append(engine.calls["scan"])
+    assert asked[0] == asked[1]
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("api", [Stores, Factories, States, Checkpointers])
 class TestOfWhatIsDamagedNothingIsShared:
     state = random.Random(1).randbytes(8 * CHUNK)
 
