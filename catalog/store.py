@@ -82,8 +82,7 @@ class CheckpointStore:
 
     def next_id(self) -> int:
         """Return an id above every id that was ever stored, pruned and abandoned ones included."""
-        highest = self._stream.highest_key()
-        return keys.u64(int(highest) + 1, "the next id") if highest else 1
+        return keys.u64(self._stream.highest_id() + 1, "the next id")
 
     # -- saving ----------------------------------------------------------------------------------------------------
 
