@@ -304,7 +304,7 @@ class Stream(StreamReader):
         line = [draft.parent, *chains.ancestors(history, draft.parent)]
         return replace(
             row,
-            at=max(row.at, parent.head.at + timedelta(microseconds=1)),
+            at=max(row.at, keys.after(parent.head.at)),
             details=json.dumps({**json.loads(row.details or "{}"), "line": line}),
         )
 
@@ -457,7 +457,7 @@ class Stream(StreamReader):
             details=json.dumps({"folds": facts}),
         )
         newest = max(one.head.at for one in history.values())
-        row = replace(row, at=max(row.at, newest + timedelta(microseconds=1)))
+        row = replace(row, at=max(row.at, keys.after(newest)))
         return self.insert([row])[0] is Outcome.INSERTED
 
     # -- going -----------------------------------------------------------------------------------------------------
@@ -519,7 +519,7 @@ class Stream(StreamReader):
             change=change,
             format=checkpoint.head.format,
             insert_id=keys.new_uuid7(),
-            at=max(self.clock(), checkpoint.head.at + timedelta(microseconds=1)),
+            at=max(self.clock(), keys.after(checkpoint.head.at)),
             **{"actor": self.actor, **columns},
         )
 
@@ -528,7 +528,7 @@ class Stream(StreamReader):
         at, insert_id, format = self.clock(), keys.new_uuid7(), ""
         if key in history:
             head = history[key].head
-            at, format = max(at, head.at + timedelta(microseconds=1)), head.format
+            at, format = max(at, keys.after(head.at)), head.format
         return Revision(
             stream=self.stream, checkpoint_key=key, revision=revision, change=change, format=format,
             insert_id=insert_id, at=at, actor=self.actor, reason=reason, attempt=attempt,
