@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 AUTO_PRUNE_UNDO = timedelta(hours=1)
 PRUNE_UNDO = timedelta(days=7)
+DELETED = "deleted by its owner"
 _TOLD_BY_MANIFEST = frozenset(
     {
         "manifest", "manifest_sha256", "epoch", "created_at", "watermark", "event_count", "pipeline_hash",
@@ -484,6 +485,23 @@ class Stream(StreamReader):
             if all(outcome is Outcome.INSERTED for outcome in outcomes):
                 return Plan(gone, plan.keep, plan.counts_on)
         raise ConflictError(f"stream {self.label!r} changed {ROUNDS} times while it was pruned; try again")
+
+    def delete(self, doomed: Sequence[str], reason: str, undo_for: timedelta = PRUNE_UNDO) -> Plan:
+        """Let these checkpoints go, all or none; the plan tells of those that were not in the trash yet.
+
+        Raises:
+            CheckpointNotFoundError: there never was one of them.
+            CheckpointInUseError: one is pinned, or a live checkpoint's deltas stand on it.
+        """
+        keys.text(reason, "reason")
+
+        def planner(history: History, now: datetime) -> Plan:
+            for key in doomed:
+                if key not in history:
+                    self.require_live(key, None)
+            return retention.drop(history, doomed, reason, now)
+
+        return self.trash(planner, undo_for)
 
     def restore(self, key: str) -> None:
         """Take a checkpoint out of the trash."""

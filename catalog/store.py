@@ -29,7 +29,7 @@ from catalog.manifest import (
     parse_stored,
     sha256_text,
 )
-from catalog.protocol import PRUNE_UNDO, Draft, Stream
+from catalog.protocol import DELETED, PRUNE_UNDO, Draft, Stream
 from catalog.recovery import RecoveryReport
 from catalog.retention import Planner
 from catalog.stream_factory import (
@@ -366,6 +366,15 @@ class CheckpointStore:
         if keep_count == 0 and not allow_empty:
             raise InvalidInputError("prune(0) would leave no checkpoint: pass allow_empty=True if that is meant")
         return len(self._stream.trash(self._keep(keep_count, allow_empty), undo_for).trash)
+
+    def delete_checkpoint(self, checkpoint_id: int, reason: str = DELETED, *, undo_for: timedelta = PRUNE_UNDO) -> None:
+        """Trash one checkpoint, such as a damaged one that prune would keep; `restore` undoes it.
+
+        Raises:
+            CheckpointNotFoundError: it was never saved.
+            CheckpointInUseError: it is pinned.
+        """
+        self._stream.delete([keys.integer_key(checkpoint_id)], reason, undo_for)
 
     def restore(self, checkpoint_id: int) -> None:
         """Take a checkpoint out of the trash; within its undo window this always works."""

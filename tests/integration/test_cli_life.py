@@ -312,6 +312,31 @@ def test_of_several_pins_each_holds_by_itself_and_is_taken_back_by_its_name(here
     assert here("unpin", place, "orders", 1) == (0, "unpinned checkpoint 1\n", "")
 
 
+# -- delete ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_certain_one_is_deleted_and_taken_out_again(here, place):
+    code, shown, _ = here("delete", place, "orders", 5, 2, 5, "--reason", "damaged", "--undo-for", "2h")
+    undo = f"ckpt undo {place} orders 5 2"
+    assert (code, shown) == (0, f"2 checkpoints went to the trash\nfor 2 h this takes them out again:\n{undo}\n")
+    assert live(place) == [1, 3, 4]
+    with CheckpointCatalog.native(place) as catalog:
+        assert {one.trash.reason for one in catalog.histories()["orders"].values() if one.trash} == {"damaged"}
+    assert here("delete", place, "orders", 5) == (0, "0 checkpoints went to the trash\n", "")
+    assert here("undo", place, "orders", 2, 5)[0] == 0
+    assert live(place) == [1, 2, 3, 4, 5]
+
+
+def test_what_may_not_be_deleted_is_refused_and_nothing_goes(here, place):
+    assert here("pin", place, "orders", 1, "--reason", "audit")[0] == 0
+    code, shown, told = here("delete", place, "orders", 2, 1)
+    assert (code, shown, "checkpoint 1 is pinned" in told) == (1, "", True)
+    assert here("delete", place, "orders", 2, 99)[:2] == (1, "")
+    assert here("delete", place, "orders", "x")[0] == 2
+    assert here("delete", place, "order", 2)[0] == 1
+    assert live(place) == [1, 2, 3, 4, 5]
+
+
 # -- history and diff --------------------------------------------------------------------------------------------------
 
 
