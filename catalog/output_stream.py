@@ -212,6 +212,15 @@ class BufferedOutputStream(CheckpointStateOutputStream):
         with as_stream_error():
             return self._upload(iter([data]))
 
+    def __del__(self) -> None:
+        """End the transfer of a stream that nobody closed, and leave its bytes to the sweep.
+
+        A file would close itself. But the collector may come in the middle of a commit, for whose lock the transfer
+        and the removing would wait, for ever.
+        """
+        if self._transfer is not None:
+            self._transfer.cancel()
+
     def _discard(self) -> None:
         self._rest.clear()
         if self._transfer is not None:
@@ -271,10 +280,14 @@ class _Transfer:
         assert self._handle is not None
         return self._handle
 
-    def abort(self) -> None:
+    def cancel(self) -> None:
+        """Have it end, without waiting for that."""
         with self._changed:
             self._aborted = True
             self._changed.notify_all()
+
+    def abort(self) -> None:
+        self.cancel()
         self._thread.join()
 
     def _run(self, upload: Callable[[Iterator[Buffer]], StateHandle]) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -82,8 +82,7 @@ class CheckpointStore:
 
     def next_id(self) -> int:
         """Return an id above every id that was ever stored, pruned and abandoned ones included."""
-        highest = self._stream.highest_key()
-        return keys.u64(int(highest) + 1, "the next id") if highest else 1
+        return keys.u64(self._stream.highest_id() + 1, "the next id")
 
     # -- saving ----------------------------------------------------------------------------------------------------
 
@@ -167,9 +166,8 @@ class CheckpointStore:
         self._save(manifest.model_copy(update={"state_checksum": checksum}), key, attempt, {STATE_PATH: stored})
 
     def _base(self, previous: int | None, share: bool) -> Callable[[], Base | None]:
-        """Return what gives the base; it is looked for once, however many chunks ask."""
         key = self._live_key(previous)
-        return cache(lambda: self._stream.base(key)) if share else lambda: None
+        return partial(self._stream.base, key) if share else lambda: None
 
     def _live_key(self, previous: int | None) -> str | None:
         """Return the key of the checkpoint to share with; refuse one that is not there, whatever there is to share."""

@@ -268,7 +268,7 @@ class CatalogStreamFactory(CheckpointStreamFactory):
         own = [one.path for one in handles if isinstance(one, ArtifactHandle) and one.attempt == self.attempt]
         if own:
             with as_stream_error("state could not be removed"):
-                self._work.remove(own)
+                self._work.remove(own, known_elsewhere=True)
 
     def close(self) -> None:
         """Refuse to write from now on, for a checkpoint that is given up; see CheckpointStore.abandon."""
@@ -380,8 +380,14 @@ class _Work:
             scope=scope.value,
         )
 
-    def remove(self, paths: Sequence[str]) -> None:
-        """Delete artifacts of this attempt that no manifest names: only this factory could have one name it."""
+    def remove(self, paths: Sequence[str], *, known_elsewhere: bool = False) -> None:
+        """Delete artifacts of this attempt, which no row names.
+
+        Args:
+            paths: which ones.
+            known_elsewhere: their handles were given out, so another process may have made them part of a checkpoint;
+                then they are left to the sweep.
+        """
         with self.lock:
             if self._given_up:
                 return  # garbage that the sweep takes
@@ -399,11 +405,23 @@ class _Work:
             }
             for path in gone:
                 self._discarded.pop(path, None)
-            if not gone:
+            if not gone or (known_elsewhere and self._may_be_needed_elsewhere()):
                 return
-        own = Equals("checkpoint_key", self.key), Equals("attempt", self.attempt)
-        where: list[Condition] = [Equals("stream", self.stream.stream), *own, In("path", tuple(sorted(gone)))]
-        self.stream.engine.delete(Table.ARTIFACTS, where)
+            own = Equals("checkpoint_key", self.key), Equals("attempt", self.attempt)
+            where: list[Condition] = [Equals("stream", self.stream.stream), *own, In("path", tuple(sorted(gone)))]
+            # Nothing is finished meanwhile: a later checkpoint could borrow of a saved one what goes.
+            self.stream.engine.delete(Table.ARTIFACTS, where)
+
+    def _may_be_needed_elsewhere(self) -> bool:
+        """Say whether the id has a row, or others' rows have their bytes here: then only the sweep can tell.
+
+        `checkpoints` is read first, as by the sweep. Who adopts looks whether the bytes are there once its rows are.
+        """
+        if self.stream.find(self.key, manifest=False) is not None:
+            return True
+        named = Equals("checkpoint_key", self.key), Equals("held_attempt", self.attempt)
+        borrowers = artifacts.facts(self.stream.engine, self.stream.stream, named)
+        return any(row["attempt"] != self.attempt for row in borrowers)
 
     def rows_of(self, handle: ArtifactHandle) -> _Found:
         """Return a handle's rows.
@@ -489,7 +507,7 @@ class _Work:
     def _leave_out(self, paths: Iterable[str]) -> None:
         """Delete what will not be saved: under the attempt of a checkpoint the sweep would keep it as long as that."""
         try:
-            self.remove(sorted(paths))
+            self.remove(sorted(paths), known_elsewhere=True)
         except Exception:
             log.exception("state that is not saved could not be removed: it stays as long as its checkpoint")
 

@@ -826,15 +826,27 @@ class CatalogStreamFactorySuite(CheckpointStreamFactorySuite):
         checkpoints.store.cleanup_orphans(AT_ONCE)
         assert checkpoints.artifacts() == 0
 
-    def test_a_stream_that_nobody_closes_leaves_nothing_when_it_is_forgotten(
-        self, checkpoints: CatalogCheckpoints
+    def test_a_stream_that_nobody_closes_ends_without_a_wait_when_it_is_forgotten(
+        self, checkpoints: CatalogCheckpoints, store: CheckpointStore, engine: Watched
     ) -> None:
+        """The collector may come within a commit, for whose lock the transfer waits."""
+        storing, go_on = threading.Event(), threading.Event()
+
+        def hang() -> None:
+            storing.set()
+            go_on.wait(10)
+
+        engine.before["append", 1] = hang
         before = set(threading.enumerate())
-        stream = checkpoints.factory(1).create_checkpoint_state_output_stream(SHARED)
+        stream = store.stream_factory(1).create_checkpoint_state_output_stream(SHARED)
         stream.write(HUGE)
-        assert any(one.name == "checkpoint-stream" for one in set(threading.enumerate()) - before)
+        storing.wait()
+        (transfer,) = (one for one in set(threading.enumerate()) - before if one.name == "checkpoint-stream")
         del stream
-        assert not any(one.name == "checkpoint-stream" for one in set(threading.enumerate()) - before)
+        assert transfer.is_alive()
+        go_on.set()
+        transfer.join()
+        assert engine.calls["delete"] == 0
         assert checkpoints.artifacts() == 0
 
     def test_a_stream_closed_by_another_thread_ends_the_one_that_waits_to_write(
