@@ -39,7 +39,7 @@ from catalog.stream_factory import (
     open_handle,
 )
 from catalog.sweep import ORPHAN_GRACE, clean_up
-from catalog.validation import ValidationResult, failure
+from catalog.validation import ValidationResult, failure, is_inline
 from catalog.verify import Verifier
 
 STATE_PATH = CheckpointManifest.STATE_PATH
@@ -438,13 +438,15 @@ class CheckpointStore:
         *,
         pin: str | None = None,
     ) -> None:
-        if manifest.state_checksum is None:
-            manifest = self._with_checksum(manifest, key, attempt, staged.get(STATE_PATH))
-        self._save(manifest, key, attempt, staged, pin=pin)
+        self._save(self._with_checksum(manifest, key, attempt, staged.get(STATE_PATH)), key, attempt, staged, pin=pin)
 
     def _with_checksum(
         self, manifest: CheckpointManifest, key: str, attempt: str, stored: Stored | None
     ) -> CheckpointManifest:
+        """Return a manifest with the checksum of its state; refuse one that has another: nobody could restore it.
+
+        Where state is expected and nobody has staged it, there is nothing to compare with.
+        """
         inline = manifest.inline_hash()
         checksum = stored.sha256 if stored and not inline else inline
         if stored and inline:
@@ -452,7 +454,16 @@ class CheckpointStore:
             for chunk in artifacts.read(self._stream.engine, self._stream.stream, key, attempt, STATE_PATH):
                 mixed.update(chunk)
             checksum = mixed.hexdigest()
-        return manifest.model_copy(update={"state_checksum": checksum})
+        if manifest.state_checksum in (None, checksum):
+            return manifest.model_copy(update={"state_checksum": checksum})
+        if stored or is_inline(manifest):
+            self._stream.check_open(key)  # what became of the id is told first
+            raise InvalidInputError(
+                f"checkpoint {manifest.checkpoint_id} of stream {self._stream.label!r}: its state_checksum is "
+                f"{manifest.state_checksum!r}, but its state has {checksum}; nothing was saved: leave state_checksum "
+                "None, as CheckpointManifest.new does, and it is computed here"
+            )
+        return manifest
 
     def _save(
         self,
@@ -472,7 +483,9 @@ class CheckpointStore:
             pin=pin,
             facts=manifest_columns(manifest),
         )
-        self._stream.save(draft, self._keep(self._max_retained, False) if self._max_retained else None)
+        # Nothing goes because of one whose state nobody has staged: recovery will pass it over.
+        prunes = self._max_retained and (STATE_PATH in staged or not manifest.expects_state)
+        self._stream.save(draft, self._keep(self._max_retained, False) if prunes else None)
         with self._lock:
             self._staged.pop(key, None)
 

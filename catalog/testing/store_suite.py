@@ -193,6 +193,39 @@ class CheckpointStoreSuite:
         assert store.load_state_data(1) == b"meant"
         assert store.validate_checkpoint(1).valid
 
+    @pytest.mark.parametrize("inline", [{}, {"op": OperatorCheckpoint.from_bytes(b"inline")}])
+    def test_a_checksum_of_another_state_is_refused_before_anything_goes(
+        self, harness: Harness, stream: str, inline: dict[str, OperatorCheckpoint]
+    ) -> None:
+        store = harness.catalog.store(stream, max_retained=1)
+        store.save_with_state(manifest(1, operator_states=inline), b"one")
+        newest = store.load_latest()
+        assert newest is not None
+        store.save_state_data(2, b"two")
+        for checksum in (newest.state_checksum, sha256(b"three"), "nonsense"):
+            with pytest.raises(InvalidInputError, match="leave state_checksum None"):
+                store.save(newest.model_copy(update={"checkpoint_id": 2, "epoch": 2, "state_checksum": checksum}))
+        assert (store.list_ids(), store.recover_latest_validated().chosen_id) == ([1], 1)
+        store.save(newest.model_copy(update={"checkpoint_id": 2, "epoch": 2, "state_checksum": None}))
+        assert (store.list_ids(), store.load_state_data(2)) == ([2], b"two")
+        assert store.validate_checkpoint(2).valid
+
+    def test_a_checksum_that_inline_state_does_not_have_is_refused(self, store: CheckpointStore) -> None:
+        inline = manifest(1, operator_states={"op": OperatorCheckpoint.from_bytes(b"inline")})
+        with pytest.raises(InvalidInputError, match="leave state_checksum None"):
+            store.save(inline.model_copy(update={"state_checksum": sha256(b"other")}))
+        assert store.list_ids() == []
+        store.save(inline.model_copy(update={"state_checksum": inline.inline_hash()}))
+        assert store.validate_checkpoint(1).valid
+
+    def test_nothing_goes_because_of_one_whose_state_nobody_has_staged(self, harness: Harness, stream: str) -> None:
+        store = harness.catalog.store(stream, max_retained=1)
+        store.save_with_state(manifest(1), b"one")
+        newest = store.load_latest()
+        assert newest is not None
+        store.save(newest.model_copy(update={"checkpoint_id": 2, "epoch": 2}))
+        assert (store.list_ids(), store.recover_latest_validated().chosen_id) == ([1, 2], 1)
+
     @pytest.mark.parametrize("ends", ["before the save", "after it"])
     def test_of_two_writes_of_a_state_the_one_that_began_last_counts_whichever_ends_last(
         self, harness: Harness, store: CheckpointStore, stream: str, ends: str
