@@ -254,7 +254,7 @@ class Checkpointer:
 
     def _delete(self, key: str, undo_for: timedelta) -> None:
         def planner(history: History, now: Any) -> retention.Plan:
-            if key not in history:
+            if key not in history and self._stream.find(key, manifest=False) is None:
                 self._stream.require_live(key, None)
             return retention.drop(history, [key], "deleted by its owner", now)
 

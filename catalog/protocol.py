@@ -109,7 +109,8 @@ class Stream(StreamReader):
 
     def check_open(self, key: str) -> None:
         """Refuse to stage for an id that already has a row, or for a stream that holds another format."""
-        found = self.find(key, manifest=False) if self._has_format or key in self.all_keys() else None
+        self.check_format()
+        found = self.find(key, manifest=False)
         if found is None:
             return
         if found.live:
@@ -261,7 +262,7 @@ class Stream(StreamReader):
         """Return the row, later than its parent's rows and with the line it stands on, if its parent is there."""
         if draft.parent is None:
             return row
-        parent = history.get(draft.parent)
+        parent = history.get(draft.parent) or self.find(draft.parent, manifest=False)
         if parent is None or not parent.live:
             why = f"is {parent.status}" if parent else "does not exist"
             raise BrokenChainError(
@@ -305,7 +306,9 @@ class Stream(StreamReader):
 
     def _explain_refusal(self, draft: Draft) -> None:
         """Raise why the guards refused a save; a plan that has to be made anew is no reason."""
-        purged = {key for key, one in self.history().items() if one.status is Status.PURGED}
+        self.highest_key()  # refuses another format
+        stood_on = sorted({*draft.vias, *([draft.parent] if draft.parent else [])})
+        purged = {key for key, one in self.history(stood_on).items() if one.status is Status.PURGED}
         facts = {"stream": self.label, "key": draft.key}
         if draft.parent in purged:
             raise BrokenChainError(

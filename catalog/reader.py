@@ -7,6 +7,8 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TypeVar
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from catalog import artifacts, chains, keys, lifecycle
@@ -25,7 +27,7 @@ from catalog.errors import (
 )
 from catalog.lifecycle import Change, Checkpoint, History, Revision, Status
 from catalog.moment import MomentEngine
-from catalog.tables.port import Condition, Engine, Equals, In, Table
+from catalog.tables.port import Between, Condition, Engine, Equals, In, Table
 from catalog.tables.schema import CHECKPOINT_FACTS
 from catalog.threads import start
 
@@ -35,6 +37,10 @@ ROUNDS = 8
 """How often a decision is made anew because another writer changed what it stood on."""
 _HEADLINES = ("checkpoint_key", "revision", "change", "format")
 _NO_TIME = datetime.min.replace(tzinfo=UTC)
+_LIFE = In("change", tuple(change for change in Change if change not in (Change.PURGED, Change.ABANDONED)))
+"""What an id has besides marks, unless it was purged and swept, or given up before it was saved."""
+_AFTER_ALL_KEYS = "g"
+"""Keys are digits, and UUIDs in lower-case hex."""
 
 
 class StreamReader:
@@ -65,23 +71,36 @@ class StreamReader:
         self.clock = clock
         self.actor = actor
         self._has_format = False
+        self._highest: str | None = None
         self._attempts: dict[str, str] = {}
         """By key, and by path for what was folded."""
 
     def __str__(self) -> str:
         return f"{self.label!r} at {self.engine.place}"
 
-    def history(self, only: Sequence[str] | None = None, *, manifests: bool = False) -> dict[str, Checkpoint]:
-        """Return the stream's checkpoints, or those of some keys, by key, oldest first."""
-        columns = (*CHECKPOINT_FACTS, "manifest") if manifests else CHECKPOINT_FACTS
-        return self._history(self.engine, only, columns)
+    def history(
+        self, only: Sequence[str] | None = None, *, manifests: bool = False, marks: bool = False
+    ) -> dict[str, Checkpoint]:
+        """Return the stream's checkpoints, or those of some keys whatever became of them, by key, oldest first.
 
-    def _history(self, engine: Engine, only: Sequence[str] | None, columns: Sequence[str]) -> dict[str, Checkpoint]:
-        history = lifecycle.fold(self._revisions(engine, only, columns))
+        Marks stay for ever: what a look at the whole stream costs must not depend on how many there are.
+
+        Args:
+            only: the keys.
+            manifests: take the manifests along.
+            marks: of a whole stream, also ids of which only a mark is left: that they were purged, or given up.
+        """
+        columns = (*CHECKPOINT_FACTS, "manifest") if manifests else CHECKPOINT_FACTS
+        return self._history(self.engine, only, columns, marks=marks or only is not None)
+
+    def _history(
+        self, engine: Engine, only: Sequence[str] | None, columns: Sequence[str], *, marks: bool = True
+    ) -> dict[str, Checkpoint]:
+        history = lifecycle.fold(self._revisions(engine, only, columns, marks=marks))
         if isinstance(engine, MomentEngine) and any(one.parent for one in history.values()):
             # Bytes are read as they are now, and what a chain stood on then may have been folded away since.
             rows = _scan(engine.current, self.stream, only, CHECKPOINT_FACTS, Equals("change", Change.FOLDED))
-            history = lifecycle.with_folds(history, rows)
+            history = lifecycle.with_folds(history, _revisions(rows))
         self._attempts = {key: one.origin.attempt for key, one in history.items() if one.origin and one.origin.attempt}
         with suppress(CorruptError):  # is told to whoever reads that checkpoint
             self._attempts |= {fold.path: fold.attempt for one in history.values() for fold in one.folded.values()}
@@ -91,10 +110,12 @@ class StreamReader:
         """Return all rows of the stream, or of some keys, with manifests."""
         return self._revisions(self.engine, only, (*CHECKPOINT_FACTS, "manifest"))
 
-    def _revisions(self, engine: Engine, only: Sequence[str] | None, columns: Sequence[str]) -> list[Revision]:
-        rows = _scan(engine, self.stream, only, columns)
-        self._refuse_other_format({row.format for row in rows})
-        return rows
+    def _revisions(
+        self, engine: Engine, only: Sequence[str] | None, columns: Sequence[str], *, marks: bool = True
+    ) -> list[Revision]:
+        rows = _scan(engine, self.stream, only, columns, marks=marks)
+        self._refuse_other_format(set(rows.column("format").unique().to_pylist()))
+        return _revisions(rows)
 
     def find(self, key: str, *, manifest: bool = True) -> Checkpoint | None:
         """Return one checkpoint, whatever became of it."""
@@ -111,21 +132,34 @@ class StreamReader:
 
     def _newest_committed(self) -> str | None:
         """Return the key of the latest, from columns that file statistics tell without a file being opened."""
-        rows = self.engine.scan(Table.CHECKPOINTS, [Equals("stream", self.stream)], _HEADLINES).to_pylist()
-        self._refuse_other_format({row["format"] for row in rows})
-        history = lifecycle.fold(Revision(stream=self.stream, insert_id="", at=_NO_TIME, **row) for row in rows)
+        rows = _scan(self.engine, self.stream, None, _HEADLINES, marks=False)
+        self._refuse_other_format(set(rows.column("format").unique().to_pylist()))
+        history = lifecycle.fold(
+            Revision(stream=self.stream, insert_id="", at=_NO_TIME, **row) for row in rows.to_pylist()
+        )
         newest = lifecycle.latest(history)
         return newest.key if newest else None
 
-    def all_keys(self) -> set[str]:
-        """Return the keys of all rows, marks included."""
-        found = self.engine.scan(Table.CHECKPOINTS, [Equals("stream", self.stream)], ["checkpoint_key", "format"])
-        self._refuse_other_format(set(found.column("format").to_pylist()))
-        return set(found.column("checkpoint_key").to_pylist())
-
     def highest_key(self) -> str | None:
-        """Return the highest key of any row: ids are never used again."""
-        return max(self.all_keys(), default=None)
+        """Return the highest key of any row: ids are never used again.
+
+        Marks below a key that has more, or that was the highest once, need not be looked through.
+        """
+        since = self._highest
+        if since is None:
+            found = _scan(self.engine, self.stream, None, _HEADLINES, marks=False)
+            since = pc.max(found.column("checkpoint_key")).as_py() or ""
+        from_there = Between("checkpoint_key", since, _AFTER_ALL_KEYS)
+        columns = ["checkpoint_key", "format"]
+        found = self.engine.scan(Table.CHECKPOINTS, [Equals("stream", self.stream), from_there], columns)
+        self._refuse_other_format(set(found.column("format").unique().to_pylist()))
+        self._highest = pc.max(found.column("checkpoint_key")).as_py()
+        return self._highest
+
+    def marked_keys(self) -> pa.ChunkedArray:
+        """Return the keys of which only a mark is left, which nothing changes any more."""
+        rows = _scan(self.engine, self.stream, None, _HEADLINES)
+        return rows.filter(pc.invert(_has_life(rows))).column("checkpoint_key")
 
     def require_live(self, key: str, checkpoint: Checkpoint | None) -> Checkpoint:
         """Return the checkpoint if it is live, else say what became of it."""
@@ -279,7 +313,7 @@ class StreamReader:
     def check_format(self) -> None:
         """Refuse to stage for a stream that holds another format; asked of the table until the stream has one."""
         if not self._has_format:
-            self.all_keys()
+            self.highest_key()
 
     def closed(self, checkpoint: Checkpoint) -> Exception:
         """Return the error that says why an id is not live."""
@@ -310,11 +344,30 @@ def heads(history: History) -> Mapping[str, tuple[int, int]]:
 
 
 def _scan(
-    engine: Engine, stream: str, only: Sequence[str] | None, columns: Sequence[str], *where: Condition
-) -> list[Revision]:
+    engine: Engine,
+    stream: str,
+    only: Sequence[str] | None,
+    columns: Sequence[str],
+    *where: Condition,
+    marks: bool = True,
+) -> pa.Table:
+    """Return rows of a stream, with or without those of ids of which only a mark is left."""
     of_keys = [In("checkpoint_key", tuple(only))] if only is not None else []
-    rows = engine.scan(Table.CHECKPOINTS, [Equals("stream", stream), *of_keys, *where], columns).to_pylist()
-    return [Revision(**row) for row in rows]
+    conditions = [Equals("stream", stream), *of_keys, *where]
+    if marks:
+        return engine.scan(Table.CHECKPOINTS, conditions, columns)
+    rows = engine.scan(Table.CHECKPOINTS, conditions, columns, of_keys_with=_LIFE)
+    return rows.filter(_has_life(rows))
+
+
+def _has_life(rows: pa.Table) -> pa.ChunkedArray:
+    """Say of each row whether its key has more than marks, without making an object of any."""
+    key, change = rows.column("checkpoint_key"), rows.column("change")
+    return pc.is_in(key, pc.unique(key.filter(pc.is_in(change, pa.array(_LIFE.values, change.type)))))
+
+
+def _revisions(rows: pa.Table) -> list[Revision]:
+    return [Revision(**row) for row in rows.to_pylist()]
 
 
 class _MovedError(ConflictError):

@@ -374,7 +374,7 @@ def _live(
     for name in sorted(streams):
         reader = StreamReader(engine, name, clock=clock, actor=actor)
         history = reader.history()
-        if not history:
+        if not history and reader.highest_key() is None:
             raise CheckpointNotFoundError(f"there is no stream {name!r} to validate", stream=name)
         newest = lifecycle.latest(history)
         vnodes[reader.stream] = newest.content.vnode_count if newest and newest.content else None

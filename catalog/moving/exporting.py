@@ -94,7 +94,7 @@ class Exporter:
         self._progress = progress
         # `checkpoints` is read first, `artifacts` after.
         history = stream.history()
-        if not history:
+        if not history and stream.highest_key() is None:
             raise CheckpointNotFoundError(f"there is no stream {stream.label!r} to export", stream=stream.label)
         self._live: History = {key: one for key, one in history.items() if one.live}
         self._sources = {key: one.source for key, one in self._live.items()}

@@ -105,7 +105,7 @@ class Importer:
     def run(self) -> MoveReport:
         """Import, and say what became of every checkpoint and file."""
         self._read_pointer()
-        self._there = self._stream.history()
+        self._there = self._stream.history(marks=True)
         pool = ThreadPoolExecutor(self._threads)
         try:
             for ready in self._read_ahead(pool):

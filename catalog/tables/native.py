@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Field, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import PrimitiveType
@@ -31,7 +32,7 @@ from catalog.tables.commits import JUDGED_BY, Commits, first_line, judge
 from catalog.tables.compaction import CompactionReport
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
 from catalog.tables.names import Place
-from catalog.tables.native_files import DataFiles
+from catalog.tables.native_files import SMALL_FILE, DataFiles
 from catalog.tables.native_log import LoadedTable, Replacement
 from catalog.tables.native_statistics import Snapshot, Where, conditions_of, expression
 from catalog.tables.native_upkeep import Spread, Upkeep
@@ -207,7 +208,13 @@ class NativeEngine:
         return outcomes
 
     def scan(
-        self, table: Table, where: Iterable[Condition], columns: Sequence[str], *, version: int | None = None
+        self,
+        table: Table,
+        where: Iterable[Condition],
+        columns: Sequence[str],
+        *,
+        version: int | None = None,
+        of_keys_with: Condition | None = None,
     ) -> pa.Table:
         """See Engine.scan."""
         conditions = list(where)
@@ -215,7 +222,13 @@ class NativeEngine:
 
         def read() -> pa.Table:
             snapshot = loaded.refreshed() if version is None else loaded.snapshot_at(version)
-            return loaded.files.read(snapshot.select([conditions]), conditions, columns)
+            wanted, files = conditions, snapshot.select([conditions])
+            if of_keys_with is not None and (pc.sum(files.column("size_bytes")).as_py() or 0) >= SMALL_FILE:
+                narrow = [*conditions, of_keys_with]
+                found = loaded.files.read(snapshot.select([narrow]), narrow, ["checkpoint_key"])
+                wanted = [*conditions, In("checkpoint_key", tuple(found.column(0).unique().to_pylist()))]
+                files = snapshot.select([wanted])
+            return loaded.files.read(files, wanted, columns)
 
         try:
             return read()

@@ -1,6 +1,7 @@
 """What a data file's statistics in the log tell about its rows, and what conditions mean for both."""
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -61,13 +62,23 @@ def _overlap(low: pa.ChunkedArray, high: pa.ChunkedArray, condition: Condition |
             return pc.and_(pc.less_equal(low, value), pc.greater_equal(high, value))
         case In(values=values):
             if len(values) > _MANY:
-                return pc.and_(pc.less_equal(low, max(values)), pc.greater_equal(high, min(values)))
+                return _has_one_of(low, high, sorted(values))
             within = [pc.and_(pc.less_equal(low, one), pc.greater_equal(high, one)) for one in values]
             return reduce(pc.or_, within, pc.not_equal(low, low))
         case Between(low=first, high=end):
             return pc.and_(pc.less(low, end), pc.greater_equal(high, first))
         case _Other(values=values):
             return pc.invert(pc.and_(pc.equal(low, high), pc.is_in(low, value_set=pa.array(values, low.type))))
+
+
+def _has_one_of(low: pa.ChunkedArray, high: pa.ChunkedArray, ordered: Sequence[Any]) -> pa.ChunkedArray:
+    """Say of each range whether one of many values, which need not be neighbours, is in it; null where it is open."""
+    found: list[bool | None] = []
+    for least, most in zip(low.to_pylist(), high.to_pylist(), strict=True):
+        known = least is not None and most is not None
+        at = bisect_left(ordered, least) if known else 0
+        found.append(at < len(ordered) and ordered[at] <= most if known else None)
+    return pa.chunked_array([found], pa.bool_())
 
 
 def tells(file: Mapping[str, Any], columns: Iterable[str]) -> bool:

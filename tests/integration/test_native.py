@@ -21,15 +21,19 @@ from catalog import (
     InvalidInputError,
     LockTimeoutError,
     NotACatalogError,
+    PurgedError,
     ReadOnlyError,
     SharedFile,
     cutting,
+    lifecycle,
+    reader,
 )
 from catalog.tables import locks as locks_module
-from catalog.tables import native_files, native_log, native_upkeep
+from catalog.tables import native, native_files, native_log, native_upkeep
 from catalog.tables.locks import CommitLock, log_checkpoint, log_entry, newest_version
-from catalog.tables.port import Equals, Table
+from catalog.tables.port import Equals, In, Table
 from catalog.tables.schema import SCHEMAS, arrow
+from tests.planted import plant_marks
 
 LIFE_WITHOUT_SPARK = """
 import asyncio, sys
@@ -444,3 +448,50 @@ def test_files_that_deltalake_rewrote_with_its_own_kinds_of_text_are_read(tmp_pa
     assert catalog.store("s").list_ids() == [1, 2, 3]
     assert catalog.validate(["s"]).results == ()
     assert catalog.recover("s").chosen_id == 3
+
+
+@pytest.mark.parametrize("looked_through", [native_files.SMALL_FILE, 0], ids=["in memory", "by statistics"])
+def test_what_a_step_makes_of_a_stream_does_not_grow_with_its_marks(tmp_path, monkeypatch, looked_through):
+    monkeypatch.setattr(native, "SMALL_FILE", looked_through)
+    catalog = new_catalog(tmp_path, maintain_every=0)
+    made = []
+    monkeypatch.setattr(reader, "Revision", lambda **row: made.append(row) or lifecycle.Revision(**row))
+
+    def steps(name, first):
+        store = catalog.store(name, max_retained=2)
+        for number in range(first, first + 4):
+            store.save(CheckpointManifest.new(number, epoch=1))
+        look_back = catalog.as_of(version=catalog.engine.versions()[-1].number).store(name)
+        made.clear()
+        assert (store.load_latest(), store.list_ids()) == (store.load_by_id(first + 3), [1, first + 2, first + 3])
+        assert (store.prune(2), store.recover_latest_validated().chosen_id) == (0, first + 3)
+        assert [one for one, _ in store.list()] == look_back.list_ids() == [1, first + 2, first + 3]
+        assert store.next_id() == first + 4
+        catalog.clean_up([name])
+        assert [one.key for one in catalog.stream(name).history().values() if not one.unpurged] == []
+        return len(made)
+
+    for name, marks in (("few", 10), ("many", 5_000)):
+        save(catalog.store(name))
+        catalog.store(name).pin(1, "old")
+        plant_marks(catalog, name, range(2, marks))
+    assert steps("few", 10) == steps("many", 5_000)
+    plant_marks(catalog, "many", [7_000])
+    assert catalog.store("many").next_id() == 7_001
+    with pytest.raises(PurgedError):
+        catalog.store("many").save(CheckpointManifest.new(4_000, epoch=1))
+    plant_marks(catalog, "marks only", [1, 3])
+    assert (catalog.store("marks only").next_id(), catalog.store("marks only").list_ids()) == (4, [])
+    assert catalog.validate(["marks only"]).results == ()
+
+
+def test_files_that_can_have_none_of_many_keys_are_not_opened(tmp_path):
+    """As one pinned long ago and many new ones are: what is between them is not looked through."""
+    catalog = new_catalog(tmp_path, maintain_every=0)
+    engine, wanted = catalog.engine, [1, *range(100, 130)]
+    for numbers in (wanted[:1], range(50, 60), wanted[1:]):
+        plant_marks(catalog, "s", numbers)
+    asked = In("checkpoint_key", tuple(f"{one:020d}" for one in wanted))
+    files = engine._tables[Table.CHECKPOINTS].refreshed().select([[Equals("stream", "s"), asked]])
+    assert files.num_rows == 2
+    assert engine.scan(Table.CHECKPOINTS, [asked], ["checkpoint_key"]).num_rows == len(wanted)
