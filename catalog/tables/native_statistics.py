@@ -40,19 +40,22 @@ class Snapshot:
     def select(self, any_of: Iterable[Where]) -> pa.Table:
         """Return the files that may have rows that meet all conditions of one of these groups."""
         none = pa.chunked_array([pa.repeat(pa.scalar(False), self.files.num_rows)])
-        return self.files.filter(reduce(pc.or_, map(self._may_meet, any_of), none))
+        return self.files.filter(reduce(pc.or_, (_may_meet(self.files, where) for where in any_of), none))
 
-    def _may_meet(self, where: Where) -> pa.ChunkedArray:
-        every = pa.chunked_array([pa.repeat(pa.scalar(True), self.files.num_rows)])
-        for condition in where:
-            low, high = (self._bound(bound, condition.column) for bound in ("min", "max"))
-            if low is not None:
-                every = pc.and_(every, pc.fill_null(_overlap(low, high, condition), True))
-        return every
 
-    def _bound(self, bound: str, column: str) -> pa.ChunkedArray | None:
-        name = "partition.stream" if column == "stream" else f"{bound}.{column}"
-        return self.files.column(name) if name in self.files.column_names else None
+def _may_meet(ranges: pa.Table, where: Where) -> pa.ChunkedArray:
+    """Say of each range, of a data file or a row group, whether rows in it may meet every condition."""
+    every = pa.chunked_array([pa.repeat(pa.scalar(True), ranges.num_rows)])
+    for condition in where:
+        low, high = (_bound(ranges, bound, condition.column) for bound in ("min", "max"))
+        if low is not None:
+            every = pc.and_(every, pc.fill_null(_overlap(low, high, condition), True))
+    return every
+
+
+def _bound(ranges: pa.Table, bound: str, column: str) -> pa.ChunkedArray | None:
+    name = "partition.stream" if column == "stream" else f"{bound}.{column}"
+    return ranges.column(name) if name in ranges.column_names else None
 
 
 def _overlap(low: pa.ChunkedArray, high: pa.ChunkedArray, condition: Condition | _Other) -> pa.ChunkedArray:
@@ -126,19 +129,24 @@ def conditions_of(guard: Unless) -> Where:
     return conditions
 
 
-def may_have(group: pq.RowGroupMetaData, where: Where) -> bool:
-    """Say whether a row group may have rows that meet every condition, as far as its statistics tell."""
-    bounds = {}
-    for number in range(group.num_columns):
-        column = group.column(number)
-        if column.is_stats_set and column.statistics.has_min_max:
-            bounds[column.path_in_schema] = (column.statistics.min, column.statistics.max)
-    return all(
-        _overlap(pa.chunked_array([[low]]), pa.chunked_array([[high]]), condition)[0].as_py()
-        for condition in where
-        if condition.column in bounds
-        for low, high in [bounds[condition.column]]
-    )
+def group_ranges(file: pq.FileMetaData, columns: Iterable[str]) -> pa.Table:
+    """Return what the statistics of a data file's row groups tell of columns; what they do not is left out."""
+    names = file.schema.to_arrow_schema().names
+    ranges: dict[str, Sequence[Any]] = {"group": range(file.num_row_groups)}
+    for name in sorted(set(columns) & set(names)):
+        number = names.index(name)
+        found = [file.row_group(group).column(number).statistics for group in range(file.num_row_groups)]
+        if any(one and one.has_min_max for one in found):
+            for bound in ("min", "max"):
+                told = [getattr(one, bound) if one and one.has_min_max else None for one in found]
+                ranges[f"{bound}.{name}"] = told
+    return pa.table(ranges)
+
+
+def groups_with(ranges: pa.Table, where: Where) -> list[int]:
+    """Return the row groups that may have rows that meet every condition."""
+    found: list[int] = ranges.filter(_may_meet(ranges, where)).column("group").to_pylist()
+    return found
 
 
 def statistics(rows: pa.Table) -> str:
