@@ -213,8 +213,8 @@ class Stream(StreamReader):
         ]
         for rounds_left in reversed(range(ROUNDS)):
             planner = prune if rounds_left else None  # the save is worth more than its auto-prune
-            history = self.history() if draft.parent or planner else {}
-            row = self._standing_on(row, history, draft)
+            history = self.history() if draft.parent else None
+            row = self._standing_on(row, history or {}, draft)
             others, counted = self._auto_prune(row, history, planner) if planner else ([], [])
             if draft.pin:
                 others.append(
@@ -277,9 +277,15 @@ class Stream(StreamReader):
             details=json.dumps({**json.loads(row.details or "{}"), "line": line}),
         )
 
-    def _auto_prune(self, row: Revision, history: History, prune: Planner) -> tuple[list[Revision], list[Unless]]:
-        """Return the rows and guards by which this save lets old checkpoints go; a fault here never fails the save."""
+    def _auto_prune(
+        self, row: Revision, history: History | None, prune: Planner
+    ) -> tuple[list[Revision], list[Unless]]:
+        """Return the rows and guards by which this save lets old checkpoints go; a fault here never fails the save.
+
+        Nor does a history that cannot be read, which the save itself does not need without a parent.
+        """
         try:
+            history = self.history() if history is None else history
             now = self.clock()
             after = dict(sorted({**history, **lifecycle.fold([row])}.items()))
             plan = prune(after, now)
@@ -287,7 +293,7 @@ class Stream(StreamReader):
             rows = self._trash_rows(after, plan, now + AUTO_PRUNE_UNDO)
             rows += self._purge_rows(history, now)
         except Exception:
-            log.exception("auto-prune of stream %r failed; the save goes on without it", self.label)
+            log.exception("auto-prune of stream %r failed; the save goes on without it, and nothing goes", self.label)
             return [], []
         counts_on_another = rows and plan.counts_on and plan.counts_on.key != row.checkpoint_key
         return rows, self._counts_on(plan) if counts_on_another else []

@@ -495,3 +495,18 @@ def test_files_that_can_have_none_of_many_keys_are_not_opened(tmp_path):
     files = engine._tables[Table.CHECKPOINTS].refreshed().select([[Equals("stream", "s"), asked]])
     assert files.num_rows == 2
     assert engine.scan(Table.CHECKPOINTS, [asked], ["checkpoint_key"]).num_rows == len(wanted)
+
+
+def test_a_save_goes_on_without_auto_prune_when_what_came_before_cannot_be_read(tmp_path, caplog):
+    catalog = new_catalog(tmp_path, maintain_every=0)
+    store, table = catalog.store("s", max_retained=2), tmp_path / "catalog" / Table.CHECKPOINTS
+    save(store)
+    (oldest,) = table.glob("*.parquet")
+    save(store, 3)
+    oldest.write_bytes(oldest.read_bytes()[:100])
+    fresh = CheckpointCatalog.native(tmp_path / "catalog", maintain_every=0).store("s", max_retained=2)
+    fresh.save(CheckpointManifest.new(5, epoch=1))
+    assert fresh.load_by_id(5).epoch == 1
+    assert "auto-prune of stream 's' failed" in caplog.text
+    with pytest.raises(CorruptError):
+        fresh.prune(1)
