@@ -209,18 +209,7 @@ class Checkpointer:
         key = path_checkpoint(path)
         with self._lock:
             own = self._staging[key].stored.get(path) if key in self._staging else None
-        try:
-            return self._stream.read(key, path, own_attempt=own[0] if own else None)
-        except CorruptError as error:
-            if getattr(error, "missing", False) and not self._was_written(key, path):
-                raise ArtifactNotFoundError(f"checkpoint {key} has no artifact {path!r}", path=path) from error
-            raise
-
-    def _was_written(self, key: str, path: str) -> bool:
-        """Whether a saved checkpoint lists an artifact and had it when it was saved, or folded."""
-        found = self._stream.require_live(key, self._stream.find(key))
-        listed = {entry.path for _, entry in self._parse(found).entries()} - never_written(found)
-        return path in listed | {fold.path for fold in found.folded.values()}
+        return self._stream.read(key, path, own_attempt=own[0] if own else None)
 
     def _load_chain(self, id: str | UUID, operator: str, partition: int) -> list[ChainLink]:
         key = keys.uuid7(id)
@@ -228,15 +217,18 @@ class Checkpointer:
         keys.u64(partition, "partition")
 
         def read(line: Sequence[str], seen: History) -> list[ChainLink]:
+            broken = f"the chain of {operator!r} partition {partition} of checkpoint {key} is broken:"
+            try:
+                found = chains.links(line, seen, self._parse, operator, partition)
+            except (ClosedIdError, CorruptError) as error:
+                raise BrokenChainError(f"{broken} {error}") from error
             try:
                 return [
                     ChainLink(at, entry.path, entry.is_delta, self._stream.read(at, entry.path, from_trash=at != key))
-                    for at, entry in chains.links(line, seen, self._parse, operator, partition)
+                    for at, entry in found
                 ]
-            except (ClosedIdError, CorruptError) as error:
-                raise BrokenChainError(
-                    f"the chain of {operator!r} partition {partition} of checkpoint {key} is broken: {error}"
-                ) from error
+            except (ArtifactNotFoundError, ClosedIdError, CorruptError) as error:  # it may list what nobody wrote
+                raise BrokenChainError(f"{broken} {error}") from error
 
         return self._stream.along_chain(key, read)
 

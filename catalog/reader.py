@@ -26,10 +26,12 @@ from catalog.errors import (
     TrashedError,
 )
 from catalog.lifecycle import Change, Checkpoint, History, Revision, Status
+from catalog.manifest import parse_any
 from catalog.moment import MomentEngine
 from catalog.tables.port import Between, Condition, Engine, Equals, In, Table
 from catalog.tables.schema import CHECKPOINT_FACTS
 from catalog.threads import start
+from catalog.validation import written_paths
 
 T = TypeVar("T")
 
@@ -286,29 +288,37 @@ class StreamReader:
 
     def _explain_fault(self, key: str, seen: Checkpoint | None, fault: ChunkFault) -> Exception:
         """Ask again before anything is called corrupt: a purge or a fold may have moved the bytes."""
-        now = self.now(key)
+        now = self.now(key, manifest=isinstance(fault, NoSuchArtifact))
         if now is not None and not now.unpurged:
             return self.closed(now)
         moved = (now and now.head.revision) != (seen and seen.head.revision)
         if moved and not isinstance(self.engine, MomentEngine):
             return _MovedError(f"checkpoint {keys.checkpoint_id(key)} changed while it was read ({fault}); try again")
-        expected = now is not None and now.origin is not None and now.origin.artifact_count
         where = f"stream {self.label!r}, checkpoint {keys.checkpoint_id(key)}: "
-        if isinstance(fault, NoSuchArtifact) and not expected:
+        if isinstance(fault, NoSuchArtifact) and not (now and self._was_written(now, str(getattr(fault, "path", "")))):
             return ArtifactNotFoundError(where + str(fault), stream=self.label, key=key)
         return CorruptError(where + str(fault), stream=self.label, key=key, missing=isinstance(fault, NoSuchArtifact))
+
+    def _was_written(self, checkpoint: Checkpoint, path: str) -> bool:
+        """Whether a checkpoint had an artifact when it was saved, or folded; else it is not one that was lost."""
+        if checkpoint.origin is None or not (checkpoint.origin.artifact_count or checkpoint.folds):
+            return False
+        try:
+            return path in written_paths(checkpoint, parse_any(checkpoint, self.label))
+        except CorruptError:
+            return True  # what it had cannot be told any more
 
     def _refuse_purged_since(self, key: str) -> None:
         """Tell that a checkpoint of an earlier moment was purged since, whether its bytes are swept or not."""
         if isinstance(self.engine, MomentEngine) and (now := self.now(key)) and not now.unpurged:
             raise self.closed(now)
 
-    def now(self, key: str) -> Checkpoint | None:
+    def now(self, key: str, *, manifest: bool = False) -> Checkpoint | None:
         """Return a checkpoint as it is now, whatever moment this stream shows."""
         if not isinstance(self.engine, MomentEngine):
-            return self.find(key, manifest=False)
+            return self.find(key, manifest=manifest)
         present = StreamReader(self.engine.current, self.label, self.format, clock=self.clock, actor=self.actor)
-        return present.find(key, manifest=False)
+        return present.find(key, manifest=manifest)
 
     def check_format(self) -> None:
         """Refuse to stage for a stream that holds another format; asked of the table until the stream has one."""

@@ -157,6 +157,14 @@ def needed_paths(checkpoint: Checkpoint, manifest: Manifest) -> set[str]:
             return {*manifest.artifact_handles(), *([manifest.STATE_PATH] if needs_it else [])}
 
 
+def written_paths(checkpoint: Checkpoint, manifest: Manifest) -> set[str]:
+    """Return the paths of the artifacts that it had when it was saved, and of what they were folded into."""
+    own = needed_paths(checkpoint, manifest)
+    if isinstance(manifest, CheckpointManifest) and not _has_state(checkpoint, manifest):
+        own -= {manifest.STATE_PATH}  # expected, and never staged
+    return own | {fold.path for fold in checkpoint.folded.values()}
+
+
 def metadata_issues(
     checkpoint: Checkpoint,
     manifest: Manifest,

@@ -218,6 +218,23 @@ class CheckpointStoreSuite:
         store.save(inline.model_copy(update={"state_checksum": inline.inline_hash()}))
         assert store.validate_checkpoint(1).valid
 
+    def test_one_that_has_handles_and_no_state_is_healthy(
+        self, harness: Harness, store: CheckpointStore, stream: str
+    ) -> None:
+        factory = store.stream_factory(1, threshold=0)
+        with factory.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE) as output:
+            output.write(b"of a handle")
+            handle = output.close_and_get_handle()
+        assert handle is not None
+        store.save_with_handles(manifest(1, operator_handles={"op": {"state": handle}}), factory)
+        assert store.validate_checkpoint(1).issues == ()
+        assert store.load_state_data(1) is None
+        with pytest.raises(ArtifactNotFoundError):
+            list(store.iter_state_data(1))
+        harness.corrupt_manifest(stream, keys.integer_key(1))
+        with pytest.raises(CorruptError):  # nobody can tell any more that it had none
+            store.load_state_data(1)
+
     def test_nothing_goes_because_of_one_whose_state_nobody_has_staged(self, harness: Harness, stream: str) -> None:
         store = harness.catalog.store(stream, max_retained=1)
         store.save_with_state(manifest(1), b"one")
