@@ -257,14 +257,31 @@ class Checkpointer:
 
 
 def _check_entries(manifest: CheckpointManifestV2, stored: dict[str, Stored]) -> None:
-    """Refuse a manifest that says of an artifact what it is not."""
+    """Refuse a manifest that says of an artifact what it is not, or lists one twice."""
+    listed: set[str] = set()
     for operator, entry in manifest.entries():
         found = stored.get(entry.path)
+        where = f"operator {operator!r} partition {entry.partition_id}: {entry.path}"
+        if entry.path in listed:
+            raise InvalidInputError(f"{where} is listed twice: list every artifact once")
+        listed.add(entry.path)
+        if found and (what := _what(found)) not in (None, (entry.is_delta, operator, entry.partition_id)):
+            kind = "delta" if what[0] else "snapshot"
+            raise InvalidInputError(
+                f"{where} was written as the {kind} of operator {what[1]!r} partition {what[2]}, and is listed as a "
+                f"{'delta' if entry.is_delta else 'snapshot'}: list what save_snapshot and save_delta wrote, as it is"
+            )
         if found and (entry.sha256 not in (None, found.sha256) or entry.size_bytes != found.size):
             raise InvalidInputError(
-                f"operator {operator!r}: {entry.path} has {found.size} bytes with SHA-256 {found.sha256}, "
+                f"{where} has {found.size} bytes with SHA-256 {found.sha256}, "
                 f"the manifest says {entry.size_bytes} bytes with {entry.sha256}"
             )
+
+
+def _what(stored: Stored) -> tuple[bool, str, int] | None:
+    """Return whether an artifact is a delta, its operator and its partition, as it was staged; None if nobody knows."""
+    row = next(iter(stored.rows), None)
+    return (row["kind"] == "delta", row["operator"], row["partition"]) if row and row.get("operator") else None
 
 
 def manifest_columns(manifest: CheckpointManifestV2) -> dict[str, Any]:
