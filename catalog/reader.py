@@ -364,10 +364,22 @@ def _scan(
     """Return rows of a stream, with or without those of ids of which only a mark is left."""
     of_keys = [In("checkpoint_key", tuple(only))] if only is not None else []
     conditions = [Equals("stream", stream), *of_keys, *where]
-    if marks:
-        return engine.scan(Table.CHECKPOINTS, conditions, columns)
-    rows = engine.scan(Table.CHECKPOINTS, conditions, columns, of_keys_with=_LIFE)
+    try:
+        if marks:
+            return engine.scan(Table.CHECKPOINTS, conditions, columns)
+        rows = engine.scan(Table.CHECKPOINTS, conditions, columns, of_keys_with=_LIFE)
+    except CorruptError as error:
+        raise rows_unreadable(keys.stream_label(stream), error) from error
     return rows.filter(_has_life(rows))
+
+
+def rows_unreadable(label: str, error: CorruptError) -> CorruptError:
+    """Return the error that says which stream's rows cannot be read, and what to do."""
+    return CorruptError(
+        f"the rows of stream {label!r} cannot be read, so nothing of it is chosen or deleted: {error}; other streams "
+        'go on, and docs/OPERATIONS.md says what to do: "a stream cannot be read"',
+        stream=label,
+    )
 
 
 def _has_life(rows: pa.Table) -> pa.ChunkedArray:

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from typer.testing import CliRunner
 
 from catalog import (
     CheckpointCatalog,
@@ -28,6 +30,8 @@ from catalog import (
     lifecycle,
     reader,
 )
+from catalog.cli.main import app
+from catalog.report.gather import gather
 from catalog.tables import locks as locks_module
 from catalog.tables import native, native_files, native_log, native_upkeep
 from catalog.tables.locks import CommitLock, log_checkpoint, log_entry, newest_version
@@ -508,5 +512,34 @@ def test_a_save_goes_on_without_auto_prune_when_what_came_before_cannot_be_read(
     fresh.save(CheckpointManifest.new(5, epoch=1))
     assert fresh.load_by_id(5).epoch == 1
     assert "auto-prune of stream 's' failed" in caplog.text
-    with pytest.raises(CorruptError):
+    with pytest.raises(CorruptError, match=r"rows of stream 's' cannot be read.*docs/OPERATIONS.md"):
         fresh.prune(1)
+
+
+def test_a_damaged_file_of_one_streams_rows_keeps_no_other_stream_from_being_told(tmp_path):
+    catalog = new_catalog(tmp_path, maintain_every=0)
+    table = tmp_path / "catalog" / Table.CHECKPOINTS
+    save(catalog.store("a"), 2)
+    before = set(table.glob("*.parquet"))
+    save(catalog.store("b"))
+    (damaged,) = set(table.glob("*.parquet")) - before
+    save(catalog.store("c"))
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    catalog = CheckpointCatalog.native(tmp_path / "catalog", maintain_every=0)
+    why = f"rows of stream 'b' cannot be read.*{damaged.name}.*docs/OPERATIONS.md"
+
+    report = catalog.validate()
+    assert (report.valid, report.checked, [one for one, _ in report.unreadable]) == (False, 3, ["b"])
+    assert re.search(why, report.explain())
+    told = []
+    assert list(catalog.histories(damaged=lambda name, error: told.append((name, str(error))))) == ["a", "c"]
+    assert [name for name, error in told if re.search(why, error)] == ["b"]
+    assert [bool(re.search(why, one)) for one in gather(catalog, now=datetime.now(UTC)).unreadable] == [True]
+    for call in (catalog.histories, catalog.store("b").recover_latest_validated, catalog.store("b").load_latest):
+        with pytest.raises(CorruptError, match=why) as raised:
+            call()
+        assert raised.value.stream == "b"
+    for command in ("list", "streams", "validate"):
+        done = CliRunner().invoke(app, [command, str(tmp_path / "catalog")])
+        assert (command, done.exit_code) == (command, 3)
+        assert damaged.name in done.output, command
