@@ -47,7 +47,7 @@ from catalog.moving.importing import Importer
 from catalog.moving.layouts import Layout
 from catalog.moving.report import MoveReport
 from catalog.moving.storage import Storage
-from catalog.policies import Retention, check_span
+from catalog.policies import Retention, check_flag, check_span
 from catalog.protocol import Stream
 from catalog.prune import CleanUp, Planned, RetentionReport
 from catalog.reader import rows_unreadable
@@ -583,6 +583,7 @@ class CheckpointCatalog:
             CheckpointNotFoundError: there is no such stream, not even one of which there are only bytes.
         """
         policies = _policies(policies)
+        check_flag(dry_run, "dry_run")
         planned: list[Planned] = []
         undo_until: dict[str, datetime] = {}
         # Of one that is named there may be only bytes: nothing of it goes here, and its clean-up comes next.
@@ -639,6 +640,7 @@ class CheckpointCatalog:
         Raises:
             CheckpointNotFoundError: there is no such stream, not even one of which there are only bytes.
         """
+        check_flag(dry_run, "dry_run")
         wanted = self._known(streams, "to clean up", staged=True)
         return [prune.clean_up(self.stream(name), grace, dry_run=dry_run) for name in wanted]
 
@@ -664,6 +666,7 @@ class CheckpointCatalog:
         Raises:
             CorruptError: merged rows differ from what they were made of; nothing was deleted.
         """
+        check_flag(dry_run, "dry_run")
         if keep_removed is not None:
             check_span(keep_removed, "keep_removed", LONGEST_KEEP_REMOVED)
         return self.engine.compact(keep_removed=keep_removed, dry_run=dry_run, progress=progress)

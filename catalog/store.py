@@ -29,6 +29,7 @@ from catalog.manifest import (
     parse_stored,
     sha256_text,
 )
+from catalog.policies import check_flag
 from catalog.protocol import PRUNE_UNDO, Draft, Stream
 from catalog.recovery import RecoveryReport
 from catalog.retention import Planner
@@ -167,6 +168,7 @@ class CheckpointStore:
 
     def _base(self, previous: int | None, share: bool) -> Callable[[], Base | None]:
         """Return what gives the base; it is looked for once, however many chunks ask."""
+        check_flag(share, "share")
         key = None if previous is None else keys.integer_key(previous, "previous")
         return cache(lambda: self._stream.base(key)) if share else lambda: None
 
@@ -198,7 +200,7 @@ class CheckpointStore:
             self._stream,
             keys.integer_key(checkpoint_id),
             previous=None if previous is None else keys.integer_key(previous, "previous"),
-            share=share,
+            share=check_flag(share, "share"),
             threshold=threshold,
             max_amplification=max_amplification,
             cutting=_cutting(cutting),
@@ -310,7 +312,15 @@ class CheckpointStore:
         return readable
 
     def load_state_data(self, checkpoint_id: int) -> bytes | None:
-        """Return a checkpoint's state, verified, None if it has none; large states are better streamed."""
+        """Return a checkpoint's state, verified; large states are better streamed.
+
+        None is an answer: it has no state, or was never saved. Where it had some that cannot be had, that is an error:
+        whoever lists ids and then loads must not take what somebody let go meanwhile for a fresh start.
+
+        Raises:
+            TrashedError, PurgedError: it was let go; `load_by_id` says None of it.
+            CorruptError: its state is not what was saved.
+        """
         key = keys.integer_key(checkpoint_id)
         try:
             return self._stream.read(key, STATE_PATH, own_attempt=self._own_attempt(key))
@@ -365,6 +375,7 @@ class CheckpointStore:
             undo_for: how long it can be undone.
         """
         keys.u64(keep_count, "keep_count")
+        check_flag(allow_empty, "allow_empty")
         if keep_count == 0 and not allow_empty:
             raise InvalidInputError("prune(0) would leave no checkpoint: pass allow_empty=True if that is meant")
         return len(self._stream.trash(self._keep(keep_count, allow_empty), undo_for).trash)

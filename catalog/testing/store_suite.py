@@ -210,6 +210,34 @@ class CheckpointStoreSuite:
         assert (store.list_ids(), store.load_state_data(2)) == ([2], b"two")
         assert store.validate_checkpoint(2).valid
 
+    def test_a_yes_or_no_that_is_neither_is_refused_before_anything_goes(
+        self, harness: Harness, store: CheckpointStore, stream: str
+    ) -> None:
+        store.save(with_sinks(1, delta="Pending"))
+        unclear: Any = "no"
+        for call in (
+            later(store.prune, 0, allow_empty=unclear),
+            later(store.recover_latest_validated, allow_pending=unclear),
+            later(store.recover_latest_validated, lenient=unclear),
+            later(harness.catalog.recover, stream, allow_pending=unclear),
+            later(store.save_with_state, manifest(2), b"state", share=unclear),
+            later(store.stream_factory, 2, share=unclear),
+            later(harness.catalog.apply_retention, [], [stream], dry_run=unclear),
+            later(harness.catalog.clean_up, [stream], dry_run=None),
+            later(harness.catalog.compact, dry_run=0),
+        ):
+            with pytest.raises(InvalidInputError, match="must be true or false"):
+                call()
+        assert store.list_ids() == [1]
+
+    def test_state_that_was_let_go_is_an_error_and_no_fresh_start(self, store: CheckpointStore) -> None:
+        for checkpoint_id in (1, 2):
+            store.save_with_state(manifest(checkpoint_id), b"state")
+        store.prune(1)
+        assert (store.load_by_id(1), store.load_state_data(3)) == (None, None)
+        with pytest.raises(TrashedError):
+            store.load_state_data(1)
+
     def test_a_checksum_that_inline_state_does_not_have_is_refused(self, store: CheckpointStore) -> None:
         inline = manifest(1, operator_states={"op": OperatorCheckpoint.from_bytes(b"inline")})
         with pytest.raises(InvalidInputError, match="leave state_checksum None"):
