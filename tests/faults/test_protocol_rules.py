@@ -240,6 +240,32 @@ def test_rule_5_bytes_whose_base_was_purged_before_the_commit_are_written_anew(w
     assert world.store.validate_checkpoint(2).issues == ()
 
 
+def test_rule_5_a_save_whose_own_auto_prune_marks_its_base_as_purged_keeps_the_bytes(world):
+    """Its guard sees no mark that its own commit brings; what it borrows is needed all the same."""
+    world.save(1, state=BIG)
+    store = world.slow.store(world.name, max_retained=5)
+    versions = []
+
+    def base_trashed_and_due():
+        world.stream.trash(lambda history, now: retention.drop(history, [f"{1:020d}"], "test", now), NOW)
+        world.clock.now += timedelta(minutes=6)
+        versions.append(world.catalog.engine.versions()[-1].number)
+
+    world.engine.after["append", Table.ARTIFACTS] = base_trashed_and_due
+    store.save_with_state(CheckpointManifest.new(2, epoch=2), BIG)
+    versions.append(world.catalog.engine.versions()[-1].number)
+    assert versions[1] == versions[0] + 1, "the save and the mark are one commit"
+    assert world.stream.history(marks=True)[f"{1:020d}"].head.change == Change.PURGED
+    assert world.rows() == [(1, True), (2, False)]
+    for _ in range(2):
+        sweep(world.stream, NOW)
+        assert world.rows() == [(1, True), (2, False)]
+    assert world.store.load_state_data(2) == BIG
+    assert world.store.validate_checkpoint(2).issues == ()
+    with pytest.raises(PurgedError):
+        world.store.load_state_data(1)
+
+
 def test_rule_5_an_iterator_whose_base_was_purged_before_the_commit_saves_nothing(world):
     world.save(1, state=BIG)
     world.engine.before["insert_unless"] = lambda: world.purge(1)
