@@ -191,8 +191,7 @@ class NativeEngine:
 
         def attempt() -> list[Outcome]:
             with loaded.committing() as snapshot:
-                stored = loaded.files.read(snapshot.select(in_the_way), [], JUDGED_BY).to_pylist()
-                verdicts = judge(wanted, stored, unless)
+                verdicts = judge(wanted, _rivals(loaded.files, snapshot, in_the_way), unless)
                 goes_in = [verdict is None for verdict in verdicts]
                 if all(goes_in):
                     loaded.commit([staged])
@@ -327,6 +326,19 @@ class NativeEngine:
     def close(self) -> None:
         """See Engine.close; it can be used on, then without work in the background."""
         self._ahead.shutdown()
+
+
+def _rivals(files: DataFiles, snapshot: Snapshot, in_the_way: Sequence[Where]) -> list[dict[str, Any]]:
+    """Return the rows that may keep others out: of small files all, of large ones only those that are asked for.
+
+    One that closes an id before it was saved has no format: a file with such a one cannot be ruled out as a whole.
+    """
+    small = pc.field("size_bytes") < SMALL_FILE
+    found = files.read(snapshot.select(in_the_way).filter(small), [], JUDGED_BY).to_pylist()
+    large = Snapshot(snapshot.version, snapshot.files.filter(~small))
+    for where in in_the_way if large.files.num_rows else ():
+        found += files.read(large.select([where]), where, JUDGED_BY).to_pylist()
+    return found
 
 
 def _lost_bytes(place: Place, options: dict[str, str]) -> bool:

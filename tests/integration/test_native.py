@@ -1,5 +1,6 @@
 """The native engine: no JVM, commits that are seen everywhere, logs that stay short, bytes that stay the same."""
 
+import asyncio
 import errno
 import itertools
 import os
@@ -17,8 +18,10 @@ from deltalake import DeltaTable, write_deltalake
 from typer.testing import CliRunner
 
 from catalog import (
+    AbandonedError,
     CheckpointCatalog,
     CheckpointManifest,
+    CheckpointManifestV2,
     CorruptError,
     InvalidInputError,
     LockTimeoutError,
@@ -28,12 +31,14 @@ from catalog import (
     SharedFile,
     cutting,
     lifecycle,
+    new_uuid7,
     reader,
 )
 from catalog.cli.main import app
 from catalog.report.gather import gather
 from catalog.tables import locks as locks_module
 from catalog.tables import native, native_files, native_log, native_upkeep
+from catalog.tables.commits import judge
 from catalog.tables.locks import CommitLock, log_checkpoint, log_entry, newest_version
 from catalog.tables.port import Equals, In, Table
 from catalog.tables.schema import SCHEMAS, arrow
@@ -499,6 +504,30 @@ def test_files_that_can_have_none_of_many_keys_are_not_opened(tmp_path):
     files = engine._tables[Table.CHECKPOINTS].refreshed().select([[Equals("stream", "s"), asked]])
     assert files.num_rows == 2
     assert engine.scan(Table.CHECKPOINTS, [asked], ["checkpoint_key"]).num_rows == len(wanted)
+
+
+def test_a_save_does_not_look_through_marks_beside_one_that_has_no_format(tmp_path, monkeypatch):
+    """As an id has that was given up before it was saved: a stream's format may not be told by a file's statistics."""
+    monkeypatch.setattr(native, "SMALL_FILE", 0)
+    catalog = new_catalog(tmp_path, maintain_every=0)
+    for first in range(1, 1_000, 100):
+        plant_marks(catalog, "s", range(first, first + 100))
+    plant_marks(catalog, "s", [2_000], change="abandoned", format="", revision=0)
+    catalog.compact()
+    judged = []
+
+    def watched(wanted, rows, unless):
+        judged.append(len(rows))
+        return judge(wanted, rows, unless)
+
+    monkeypatch.setattr(native, "judge", watched)
+    stream = catalog.store("s")
+    stream.save(CheckpointManifest.new(3_000, epoch=1))
+    with pytest.raises(AbandonedError):
+        stream.save(CheckpointManifest.new(2_000, epoch=1))
+    with pytest.raises(InvalidInputError, match="manifest-v1"):
+        asyncio.run(catalog.checkpointer("s").save_manifest(CheckpointManifestV2.new(new_uuid7(), 1)))
+    assert judged[:2] == [0, 1]
 
 
 def test_a_save_goes_on_without_auto_prune_when_what_came_before_cannot_be_read(tmp_path, caplog):
