@@ -64,6 +64,7 @@ class AsyncCheckpointStore:
     recover_latest_validated = _in_thread(CheckpointStore.recover_latest_validated)
     go_on_from = _in_thread(CheckpointStore.go_on_from)
     prune = _in_thread(CheckpointStore.prune)
+    delete_checkpoint = _in_thread(CheckpointStore.delete_checkpoint)
     restore = _in_thread(CheckpointStore.restore)
     undo_update = _in_thread(CheckpointStore.undo_update)
     pin = _in_thread(CheckpointStore.pin)

@@ -542,7 +542,7 @@ class CheckpointCatalog:
             layout: how files are named; by default as those that were imported, else as the stream's format wants it.
             storage_options: for S3 those that deltalake takes; what is missing, the environment says.
             threads: how many checkpoints are written at a time.
-            dry_run: only say what would be written.
+            dry_run: read and compare everything, and write nothing.
             progress: is told how far it has come, after every checkpoint.
 
         Raises:

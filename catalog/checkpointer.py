@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from catalog import chains, cutting, keys, lifecycle, retention
+from catalog import chains, cutting, keys, lifecycle
 from catalog.chunks import Stored
 from catalog.cutting import Source, Writing
 from catalog.errors import (
@@ -22,7 +22,7 @@ from catalog.errors import (
 )
 from catalog.lifecycle import Change, Checkpoint, History, Status
 from catalog.manifest import CheckpointManifestV2, artifact_path, created_at, parse_stored, path_checkpoint
-from catalog.protocol import PRUNE_UNDO, Draft, Stream
+from catalog.protocol import DELETED, PRUNE_UNDO, Draft, Stream
 from catalog.sweep import ORPHAN_GRACE, clean_up
 from catalog.validation import never_written
 
@@ -135,7 +135,7 @@ class Checkpointer:
             CheckpointNotFoundError: there never was one.
             CheckpointInUseError: a live checkpoint's deltas stand on it, or it is pinned.
         """
-        await asyncio.to_thread(self._delete, keys.uuid7(id), undo_for)
+        await asyncio.to_thread(self._stream.delete, [keys.uuid7(id)], DELETED, undo_for)
 
     async def restore(self, id: str | UUID) -> None:
         """Take a deleted checkpoint back; within its undo window this always works."""
@@ -243,14 +243,6 @@ class Checkpointer:
             return {"change": Change.PROMOTED}
 
         self._stream.change(key, decide)
-
-    def _delete(self, key: str, undo_for: timedelta) -> None:
-        def planner(history: History, now: Any) -> retention.Plan:
-            if key not in history and self._stream.find(key, manifest=False) is None:
-                self._stream.require_live(key, None)
-            return retention.drop(history, [key], "deleted by its owner", now)
-
-        self._stream.trash(planner, undo_for)
 
     def _parse(self, checkpoint: Checkpoint) -> CheckpointManifestV2:
         return parse_stored(CheckpointManifestV2, checkpoint, self._stream.label)

@@ -23,7 +23,7 @@ from catalog import CatalogError, CheckpointCatalog, Every, Last, Retention
 from catalog.cli.output import size
 from catalog.examples.words import POSITION, SINK, SOURCE, WordsJob, library, words_in
 from catalog.keys import integer_key
-from catalog.session import build_session
+from catalog.session import QUICK_SETTINGS, build_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,9 +111,8 @@ def start_spark(log: Path) -> "Future[SparkSession]":
     spark: Future[SparkSession] = Future()
 
     def start() -> None:
-        from catalog.testing.spark import QUICK_SETTINGS  # one small query: compiling it well would take longer
-
         try:
+            # For one small query: compiling it well would take longer.
             spark.set_result(build_session(settings=QUICK_SETTINGS, log=log))
         except Exception as error:  # noqa: BLE001 - told to whoever asks for the session
             spark.set_exception(error)

@@ -101,8 +101,8 @@ class Checkpoint:
     content: Revision | None
     """The newest revision that carries a manifest."""
     status: Status
-    pin: Revision | None
-    """The pin that holds it, expired or not."""
+    pins: Mapping[str, Revision]
+    """Its pins by name, expired or not, the newest last."""
     abandoned_attempts: frozenset[str]
     trash: Revision | None = None
     """The revision that put it into the trash, while it is there; later ones may have abandoned attempts."""
@@ -168,9 +168,13 @@ class Checkpoint:
         """When its undo window ends or ended, if it is in the trash."""
         return self.trash.until if self.trash else None
 
+    def held_by(self, now: datetime) -> dict[str, Revision]:
+        """Return the pins that hold it at this time, by name."""
+        return {name: pin for name, pin in self.pins.items() if pin.until is None or pin.until > now}
+
     def pinned(self, now: datetime) -> bool:
         """Whether a pin holds it at this time."""
-        return self.pin is not None and (self.pin.until is None or self.pin.until > now)
+        return bool(self.held_by(now))
 
     def undoable(self, now: datetime) -> bool:
         """Whether it is in the trash and its undo window is open."""
@@ -245,6 +249,12 @@ def _folded(row: Revision) -> list[Folded]:
         raise CorruptError(f"{where}: what was folded is unreadable: {error!r}", key=row.checkpoint_key) from error
 
 
+def _pin_name(row: Revision) -> str | None:
+    """Return the name of the pin that a revision sets or takes back; before pins had names it was the reason."""
+    told = json.loads(row.details or "{}").get("pin", row.reason)
+    return None if told is None else str(told)
+
+
 def live_keys(history: History) -> list[str]:
     """Return the keys of live checkpoints, oldest first."""
     return [key for key, checkpoint in history.items() if checkpoint.live]
@@ -257,7 +267,8 @@ def latest(history: History) -> Checkpoint | None:
 
 
 def _fold_one(key: str, rows: list[Revision]) -> Checkpoint:
-    origin = content = previous = pin = trash = None
+    origin = content = previous = trash = None
+    pins: dict[str, Revision] = {}
     committed = purged = False
     abandoned, folds = set[str](), list[Revision]()
     for row in rows:
@@ -270,9 +281,11 @@ def _fold_one(key: str, rows: list[Revision]) -> Checkpoint:
             case Change.UPDATED:
                 previous, content = content, row
             case Change.PINNED:
-                pin = row
+                pins.pop(_pin_name(row) or "", None)
+                pins[_pin_name(row) or ""] = row
             case Change.UNPINNED:
-                pin = None
+                name = _pin_name(row)
+                pins = {other: pin for other, pin in pins.items() if name not in (None, other)}
             case Change.FOLDED:
                 folds.append(row)
             case Change.TRASHED:
@@ -293,5 +306,5 @@ def _fold_one(key: str, rows: list[Revision]) -> Checkpoint:
         status = Status.COMMITTED if committed else Status.PREPARED
     gapless = purged or [row.revision for row in rows] == list(range(len(rows)))
     return Checkpoint(
-        key, rows[-1], origin, content, status, pin, frozenset(abandoned), trash, previous, gapless, tuple(folds)
+        key, rows[-1], origin, content, status, pins, frozenset(abandoned), trash, previous, gapless, tuple(folds)
     )

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 AUTO_PRUNE_UNDO = timedelta(hours=1)
 PRUNE_UNDO = timedelta(days=7)
+DELETED = "deleted by its owner"
 _TOLD_BY_MANIFEST = frozenset(
     {
         "manifest", "manifest_sha256", "epoch", "created_at", "watermark", "event_count", "pipeline_hash",
@@ -41,6 +42,10 @@ _TOLD_BY_MANIFEST = frozenset(
     }
 )  # fmt: skip
 """Columns that change with a manifest."""
+
+
+def _pinning(name: str, reason: str) -> dict[str, Any]:
+    return {"change": Change.PINNED, "reason": reason, "details": json.dumps({"pin": name})}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,9 +222,7 @@ class Stream(StreamReader):
             row = self._standing_on(row, history or {}, draft)
             others, counted = self._auto_prune(row, history, planner) if planner else ([], [])
             if draft.pin:
-                others.append(
-                    self._next(lifecycle.fold([row])[row.checkpoint_key], change=Change.PINNED, reason=draft.pin)
-                )
+                others.append(self._next(lifecycle.fold([row])[row.checkpoint_key], **_pinning(draft.pin, draft.pin)))
             if others:  # what goes or is pinned counts on this save: if the id is taken, nothing of it happens
                 counted.append(Unless(key=row.checkpoint_key, revision_above=-1))
             outcome, *_rest = self.insert([row, *others], guards + counted)
@@ -381,18 +384,33 @@ class Stream(StreamReader):
 
         self.change(key, decide)
 
-    def pin(self, key: str, reason: str, until: datetime | None = None) -> None:
-        """Protect a checkpoint from being trashed."""
+    def pin(self, key: str, reason: str, until: datetime | None = None, name: str | None = None) -> None:
+        """Protect a checkpoint from being trashed; a pin of the same name, by default its reason, is replaced."""
         keys.text(reason, "reason")
+        name = keys.text(reason if name is None else name, "name")
         if until is not None:
             until = keys.utc(until, "until")
             if until <= self.clock():
                 raise InvalidInputError(f"a pin must end in the future, not at {keys.time_text(until)}")
-        self.change(key, lambda _: {"change": Change.PINNED, "reason": reason, "until": until})
+        self.change(key, lambda _: {**_pinning(name, reason), "until": until})
 
-    def unpin(self, key: str) -> None:
-        """Take a pin back."""
-        self.change(key, lambda one: {"change": Change.UNPINNED} if one.pin else None)
+    def unpin(self, key: str, name: str | None = None) -> bool:
+        """Take a pin back, by default the only one, and say whether there was one.
+
+        Raises:
+            InvalidInputError: it has several, or none of that name.
+        """
+
+        def decide(one: Checkpoint) -> dict[str, Any] | None:
+            if not one.pins:
+                return None
+            there = [name] if name in one.pins else list(one.held_by(self.clock()) or one.pins)
+            if len(there) > 1 or name not in (None, *there):
+                wrong = f"has no pin {name!r}" if name is not None else f"has {len(there)} pins"
+                raise InvalidInputError(f"checkpoint {one.id} {wrong}: name one of {', '.join(map(repr, one.pins))}")
+            return {"change": Change.UNPINNED, "details": json.dumps({"pin": there[0]})}
+
+        return self.change(key, decide)
 
     def add_fold(self, history: History, key: str, attempt: str, folds: Sequence[Folded], parent: str | None) -> bool:
         """Make folded snapshots, staged and verified, part of a checkpoint, unless it has changed since it was read.
@@ -446,6 +464,23 @@ class Stream(StreamReader):
             if all(outcome is Outcome.INSERTED for outcome in outcomes):
                 return Plan(gone, plan.keep, plan.counts_on)
         raise ConflictError(f"stream {self.label!r} changed {ROUNDS} times while it was pruned; try again")
+
+    def delete(self, doomed: Sequence[str], reason: str, undo_for: timedelta = PRUNE_UNDO) -> Plan:
+        """Let these checkpoints go, all or none; the plan tells of those that were not in the trash yet.
+
+        Raises:
+            CheckpointNotFoundError: there never was one of them.
+            CheckpointInUseError: one is pinned, or a live checkpoint's deltas stand on it.
+        """
+        keys.text(reason, "reason")
+
+        def planner(history: History, now: datetime) -> Plan:
+            for key in doomed:
+                if key not in history and self.find(key, manifest=False) is None:
+                    self.require_live(key, None)
+            return retention.drop(history, doomed, reason, now)
+
+        return self.trash(planner, undo_for)
 
     def restore(self, key: str) -> None:
         """Take a checkpoint out of the trash."""

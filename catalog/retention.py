@@ -26,7 +26,7 @@ class Plan:
     keep: dict[str, str]
     """Reason by key of what stays."""
     counts_on: Checkpoint | None = None
-    """The kept checkpoint that recovery would choose: the plan holds only while it is unchanged."""
+    """The kept checkpoint that recovery would choose, or the newest kept: the plan holds only while it is unchanged."""
 
 
 def plan(
@@ -37,7 +37,7 @@ def plan(
     sound: Mapping[str, bool] = MappingProxyType({}),
     allow_empty: bool = False,
 ) -> Plan:
-    """Plan to keep what any policy keeps, and besides what is pinned, stood upon, or needed to recover.
+    """Plan to keep what any policy keeps, and besides what is pinned, stood upon, needed to recover, or the last one.
 
     A checkpoint that waits to be promoted stays for a while, and then goes; policies do not count it.
 
@@ -46,7 +46,7 @@ def plan(
         policies: what to keep.
         now: decides what is old, and which pins have expired.
         sound: by key, what validation found of those that it has looked at.
-        allow_empty: let even the newest that recovery could choose go.
+        allow_empty: let even the newest that recovery could choose go, and the last one.
     """
     live = live_keys(history)
     promoted = [history[key] for key in live if history[key].status is not Status.PREPARED]
@@ -65,6 +65,8 @@ def plan(
         keep.setdefault(undamaged[0], "the newest that recovery could choose and nobody found damaged")
     keep |= {key: "it may still be promoted" for key in live if _may_be_promoted(history[key], now)}
     keep |= {key: "pinned" for key in live if key not in keep and history[key].pinned(now)}
+    if promoted and not allow_empty and not any(one.key in keep for one in promoted):
+        keep[promoted[-1].key] = "the last one of its stream"
     for needed, child in chains.needed_by(history, keep).items():
         if needed in live:
             keep.setdefault(needed, f"{history[child].id} stands on it")
@@ -74,7 +76,8 @@ def plan(
         for key in live
         if key not in keep
     }
-    counts_on = next((history[key] for key in (*undamaged[:1], *eligible[:1]) if key in keep), None)
+    newest = reversed([one.key for one in promoted if one.key in keep])
+    counts_on = next((history[key] for key in (*undamaged[:1], *eligible[:1], *newest) if key in keep), None)
     return Plan(trash, keep, counts_on)
 
 

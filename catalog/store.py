@@ -30,7 +30,7 @@ from catalog.manifest import (
     sha256_text,
 )
 from catalog.policies import check_flag
-from catalog.protocol import PRUNE_UNDO, Draft, Stream
+from catalog.protocol import DELETED, PRUNE_UNDO, Draft, Stream
 from catalog.recovery import RecoveryReport
 from catalog.retention import Planner
 from catalog.stream_factory import (
@@ -380,6 +380,15 @@ class CheckpointStore:
             raise InvalidInputError("prune(0) would leave no checkpoint: pass allow_empty=True if that is meant")
         return len(self._stream.trash(self._keep(keep_count, allow_empty), undo_for).trash)
 
+    def delete_checkpoint(self, checkpoint_id: int, reason: str = DELETED, *, undo_for: timedelta = PRUNE_UNDO) -> None:
+        """Trash one checkpoint, such as a damaged one that prune would keep; `restore` undoes it.
+
+        Raises:
+            CheckpointNotFoundError: it was never saved.
+            CheckpointInUseError: it is pinned.
+        """
+        self._stream.delete([keys.integer_key(checkpoint_id)], reason, undo_for)
+
     def restore(self, checkpoint_id: int) -> None:
         """Take a checkpoint out of the trash; within its undo window this always works."""
         self._stream.restore(keys.integer_key(checkpoint_id))
@@ -392,13 +401,24 @@ class CheckpointStore:
         """
         self._stream.undo_update(keys.integer_key(checkpoint_id))
 
-    def pin(self, checkpoint_id: int, reason: str, until: datetime | None = None) -> None:
-        """Protect a checkpoint from being pruned, for ever or until a time."""
-        self._stream.pin(keys.integer_key(checkpoint_id), reason, until)
+    def pin(self, checkpoint_id: int, reason: str, until: datetime | None = None, *, name: str | None = None) -> None:
+        """Protect a checkpoint from being pruned, for ever or until a time.
 
-    def unpin(self, checkpoint_id: int) -> None:
-        """Take a pin back."""
-        self._stream.unpin(keys.integer_key(checkpoint_id))
+        Args:
+            checkpoint_id: which one; it stays as long as any of its pins holds it.
+            reason: why, for whoever wants to let it go.
+            until: when the pin ends by itself.
+            name: what it is taken back by, by default the reason; an earlier pin of that name is replaced.
+        """
+        self._stream.pin(keys.integer_key(checkpoint_id), reason, until, name)
+
+    def unpin(self, checkpoint_id: int, name: str | None = None) -> None:
+        """Take a pin back, by default the only one.
+
+        Raises:
+            InvalidInputError: there are several, or none of that name.
+        """
+        self._stream.unpin(keys.integer_key(checkpoint_id), name)
 
     def cleanup_orphans(self, grace: timedelta = ORPHAN_GRACE) -> int:
         """Delete state that no manifest names and return how much there was; also what purged checkpoints left.

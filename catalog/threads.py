@@ -1,7 +1,8 @@
 """Work for another core."""
 
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,3 +19,13 @@ def start(pool: Executor, work: Callable[..., T], *arguments: Any) -> Future[T]:
         except Exception as error:  # noqa: BLE001 - told to whoever asks for the result, as a pool does
             done.set_exception(error)
         return done
+
+
+@contextmanager
+def workers(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Yield a pool that, when the block ends, ends what it has begun and begins nothing more: Ctrl-C has to stop it."""
+    pool = ThreadPoolExecutor(threads)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -428,6 +428,15 @@ def event(stream: str, key: str, what: str, at: datetime, actor: str, details: M
     }  # fmt: skip
 
 
+def event_details(text: str | None) -> dict[str, Any]:
+    """Return what an event tells, nothing if that is no JSON object: anybody may append to an audit trail."""
+    try:
+        told = json.loads(text or "")
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What validations have found of a checkpoint so far."""
@@ -444,10 +453,11 @@ def last_verdicts(engine: Engine, where: Iterable[Condition] = ()) -> dict[tuple
     rows = engine.scan(Table.EVENTS, [Equals("event", "verified"), *where], columns).to_pylist()
     found: dict[tuple[str, str], Verdict] = {}
     for row in sorted(rows, key=lambda row: row["at"]):
-        one, details = (row["stream"], row["checkpoint_key"]), json.loads(row["details"])
-        tells = details["depth"] == Depth.HASHES or not details["valid"]
-        known = found[one].sound if one in found else None
-        found[one] = Verdict(row["at"], details["valid"] if tells else known)
+        match event_details(row["details"]):
+            case {"depth": str(depth), "valid": bool(valid)}:
+                one = row["stream"], row["checkpoint_key"]
+                known = found[one].sound if one in found else None
+                found[one] = Verdict(row["at"], valid if depth == Depth.HASHES or not valid else known)
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from catalog import keys
 from catalog.catalog import CheckpointCatalog
 from catalog.cli.frame import DebugOption, ExitCode, OutputOption, exit_code, running, sentence
 from catalog.cli.job import (
@@ -18,6 +19,7 @@ from catalog.cli.job import (
     EngineName,
     EngineOption,
     EntryPoint,
+    KeepRemovedOption,
     MinLinksOption,
     PercentOption,
     PlaceArgument,
@@ -32,6 +34,7 @@ from catalog.cli.output import Output, OutputFormat
 from catalog.cli.tasks import compact, drill, fold, retain, verify
 from catalog.errors import CatalogError
 from catalog.folding import MIN_LINKS
+from catalog.lifecycle import Status
 from catalog.policies import Retention, read_policies
 from catalog.sweep import ORPHAN_GRACE
 from catalog.verify import Depth
@@ -65,6 +68,7 @@ def command(
     sample: SampleOption = None,
     sample_percent: PercentOption = None,
     min_links: MinLinksOption = MIN_LINKS,
+    keep_removed: KeepRemovedOption = None,
     scratch: ScratchOption = None,
     dry_run: DryRunOption = False,
     output: OutputOption = OutputFormat.TEXT,
@@ -83,11 +87,11 @@ def command(
             verification = Verification()
             steps: dict[Step, Callable[[], Done]] = {
                 Step.VERIFY: lambda: verification.run(
-                    lambda: verify(catalog, out, streams=None, depth=depth, sample=wanted, dry_run=dry_run)
+                    catalog, lambda: verify(catalog, out, streams=None, depth=depth, sample=wanted, dry_run=dry_run)
                 ),
                 Step.FOLD: lambda: fold(catalog, out, streams=None, min_links=min_links, dry_run=dry_run),
                 Step.RETAIN: lambda: retain_sound(catalog, out, kept, verification, dry_run=dry_run),
-                Step.COMPACT: lambda: compact(catalog, out, dry_run=dry_run),
+                Step.COMPACT: lambda: compact(catalog, out, keep_removed=keep_removed, dry_run=dry_run),
                 Step.DRILL: lambda: drill(catalog, out, streams=None, sample=None, scratch=scratch, dry_run=dry_run),
             }
             left = {step: steps[step] for step in Step if step not in (skip or ())}
@@ -101,12 +105,19 @@ class Verification:
     broken: set[str] | None = field(default_factory=set)
     """Streams with an integrity failure; None if that is not known."""
 
-    def run(self, work: Callable[[], Done]) -> Done:
+    def run(self, catalog: CheckpointCatalog, work: Callable[[], Done]) -> Done:
         """Verify, and remember what was found."""
         self.broken = None  # not known, if the next line fails
         done = work()
-        self.broken = {issue["stream"] for issue in done.data["issues"] if issue["severity"] == "integrity"}
+        faults = [issue for issue in done.data["issues"] if issue["severity"] == "integrity"]
+        self.broken = {one["stream"] for one in faults if _was_counted_on(catalog, one["stream"], one["checkpoint_id"])}
         return done
+
+
+def _was_counted_on(catalog: CheckpointCatalog, stream: str, checkpoint_id: int | str) -> bool:
+    """Say whether anybody could have restored from a checkpoint; what came in corrupt is only waiting to go."""
+    found = catalog.stream(stream).find(keys.any_key(str(checkpoint_id)), manifest=False)
+    return not (found and found.status is Status.PREPARED and found.imported_fault)
 
 
 def retain_sound(

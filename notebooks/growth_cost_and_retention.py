@@ -42,8 +42,7 @@ from catalog import (
     artifact_path,
     new_uuid7,
 )
-from catalog.session import build_session
-from catalog.testing.spark import QUICK_SETTINGS
+from catalog.session import QUICK_SETTINGS, build_session
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#A7AFB9"  # told apart by colour-blind readers too

@@ -40,8 +40,7 @@ from catalog import (
     artifact_path,
     new_uuid7,
 )
-from catalog.session import build_session
-from catalog.testing.spark import QUICK_SETTINGS
+from catalog.session import QUICK_SETTINGS, build_session
 
 pd.set_option("display.max_colwidth", None)
 

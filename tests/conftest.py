@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from catalog.session import build_session
-from catalog.testing.spark import QUICK_SETTINGS
+from catalog.session import QUICK_SETTINGS, build_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -31,7 +32,7 @@ from catalog.cli.tasks import LetGo, let_go
 from catalog.errors import CatalogError
 from catalog.lifecycle import Status
 from catalog.policies import Last, Retention, read_policies
-from catalog.protocol import PRUNE_UNDO, Stream
+from catalog.protocol import DELETED, PRUNE_UNDO, Stream
 
 # -- pins --------------------------------------------------------------------------------------------------------------
 
@@ -44,19 +45,30 @@ def pin_command(
     until: Annotated[
         datetime | None, typer.Option(parser=time_argument, metavar="ISO", help="Until this time, else for ever.")
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="What to unpin it by, by default the reason; an earlier pin of that name is replaced."),
+    ] = None,
     output: OutputOption = OutputFormat.TEXT,
     debug: DebugOption = False,
 ) -> None:
-    """Protect a checkpoint from being deleted."""
+    """Protect a checkpoint from being deleted, as long as any of its pins holds it."""
     with running(output, debug) as out:
         if until is not None and until <= datetime.now(UTC):
             raise typer.BadParameter(f"{show_as.moment(until)} UTC is past", param_hint="--until")
         with CheckpointCatalog.native(path) as catalog:
             rows, key = _named(catalog, stream, checkpoint_id)
-            rows.pin(key, reason, until)
+            rows.pin(key, reason, until, name)
         number = keys.checkpoint_id(key)
         out.result(
-            {"stream": stream, "checkpoint_id": number, "pinned": True, "reason": reason, "until": until},
+            {
+                "stream": stream,
+                "checkpoint_id": number,
+                "pinned": True,
+                "name": reason if name is None else name,
+                "reason": reason,
+                "until": until,
+            },
             f"pinned checkpoint {number} {f'until {show_as.moment(until)} UTC' if until else 'for ever'}",
         )
 
@@ -65,17 +77,21 @@ def unpin_command(
     path: PathArgument,
     stream: StreamArgument,
     checkpoint_id: IdArgument,
+    name: Annotated[str | None, typer.Option(help="Which pin, if there are several.")] = None,
     output: OutputOption = OutputFormat.TEXT,
     debug: DebugOption = False,
 ) -> None:
-    """Take the pin of a checkpoint back."""
+    """Take a pin of a checkpoint back."""
     with running(output, debug) as out, CheckpointCatalog.native(path) as catalog:
         rows, key = _named(catalog, stream, checkpoint_id)
         number = keys.checkpoint_id(key)
-        was_pinned = rows.require_live(key, rows.find(key, manifest=False)).pin is not None
-        rows.unpin(key)
-        data = {"stream": stream, "checkpoint_id": number, "pinned": False, "was_pinned": was_pinned}
-        out.result(data, f"unpinned checkpoint {number}" if was_pinned else f"checkpoint {number} was not pinned")
+        was_pinned = rows.unpin(key, name)
+        left = list(rows.require_live(key, rows.find(key, manifest=False)).held_by(datetime.now(UTC)))
+        data = {"stream": stream, "checkpoint_id": number, "pinned": bool(left), "was_pinned": was_pinned}
+        still = f"; it is still pinned: {', '.join(left)}" if left else ""
+        out.result(
+            data, f"unpinned checkpoint {number}{still}" if was_pinned else f"checkpoint {number} was not pinned"
+        )
 
 
 def _named(catalog: CheckpointCatalog, stream: str, checkpoint_id: str) -> tuple[Stream, str]:
@@ -117,7 +133,7 @@ def prune_command(
         with opened(out, path, engine) as catalog:
             streams = chosen_streams(catalog, None if stream is None else [stream])
             plan = None
-            if not (dry_run or yes) and sys.stdin.isatty() and sys.stderr.isatty():
+            if not (dry_run or yes) and sys.stdin.isatty():
                 plan = let_go(catalog, out, wanted, streams=streams, grace=None, dry_run=True)
                 if plan.report.removed and not _agreed(out, plan, output):
                     out.note("nothing was done")
@@ -152,11 +168,20 @@ def _agreed(out: Output, plan: LetGo, output: OutputFormat) -> bool:
         out.result(None, _table(plan))
     how_many = show_as.count(len(plan.report.removed), "checkpoint")
     try:
-        print(f"Put {how_many} into the trash? [y/N] ", end="", file=sys.stderr, flush=True)
+        _ask(f"Put {how_many} into the trash? [y/N] ")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
     except KeyboardInterrupt:
-        print(file=sys.stderr)  # what comes next is not part of the question
+        _ask("\n")  # what comes next is not part of the question
         raise
+
+
+def _ask(text: str) -> None:
+    """Write to the terminal, also where stderr goes elsewhere."""
+    if sys.stderr.isatty():
+        print(text, end="", file=sys.stderr, flush=True)
+        return
+    with Path("/dev/tty").open("w", encoding="utf-8") as terminal:
+        terminal.write(text)
 
 
 def _table(done: LetGo) -> Block:
@@ -202,9 +227,14 @@ def undo_commands(place: str, done: LetGo) -> list[str]:
     gone = {name: [one for one in done.report.removed if one.stream == name] for name in done.report.undo_until}
     commands = []
     for name, some in gone.items():
-        words = ["ckpt", "undo", *(["--"] if name.startswith("-") else []), place, name]
-        commands.append(" ".join(map(shell_word, [*words, *(str(one.checkpoint_id) for one in some)])))
+        commands.append(shell_command("undo", place, name, [one.checkpoint_id for one in some]))
     return commands
+
+
+def shell_command(command: str, place: str, stream: str, ids: Iterable[int | str]) -> str:
+    """Return a command about checkpoints of a stream as a line that a shell takes."""
+    words = ["ckpt", command, *(["--"] if stream.startswith("-") else []), place, stream, *map(str, ids)]
+    return " ".join(map(shell_word, words))
 
 
 def shell_word(text: str) -> str:
@@ -216,6 +246,34 @@ def shell_word(text: str) -> str:
         for one in text
     )
     return f"$'{''.join(escaped)}'"
+
+
+def delete_command(
+    path: PathArgument,
+    stream: StreamArgument,
+    checkpoint_ids: Annotated[list[str], typer.Argument(metavar="ID…", help="Integers or UUIDv7s.")],
+    reason: Annotated[str, typer.Option(help="Why, for whoever looks for them.")] = DELETED,
+    undo_for: Annotated[
+        timedelta | None,
+        typer.Option(parser=span_argument, metavar="SPAN", help="How long it can be undone, by default 7d."),
+    ] = None,
+    output: OutputOption = OutputFormat.TEXT,
+    debug: DebugOption = False,
+) -> None:
+    """Put certain checkpoints into the trash, all or none, such as damaged ones that policies would keep.
+
+    What is pinned, or what the deltas of another one stand on, is refused.
+    """
+    with running(output, debug) as out:
+        wanted = list(dict.fromkeys(keys.any_key(one) for one in checkpoint_ids))
+        window = PRUNE_UNDO if undo_for is None else undo_for
+        with CheckpointCatalog.native(path) as catalog:
+            chosen_streams(catalog, [stream])
+            gone = [keys.checkpoint_id(key) for key in catalog.stream(stream).delete(wanted, reason, window).trash]
+        undo = shell_command("undo", path, stream, gone) if gone else None
+        told = [f"{show_as.count(len(gone), 'checkpoint')} went to the trash"]
+        told += [f"for {show_as.span(window.total_seconds())} this takes them out again:", undo] if undo else []
+        out.result({"stream": stream, "deleted": gone, "reason": reason, "undo": undo}, "\n".join(told))
 
 
 def undo_command(

@@ -163,7 +163,6 @@ def _listing(rows: Sequence[Mapping[str, Any]]) -> Listing:
 def _facts(label: str, one: Checkpoint, now: datetime) -> dict[str, Any]:
     told = one.content.row() if one.content else {}
     first = one.origin.row() if one.origin else {}
-    pin = one.pin
     return {
         "stream": label,
         "checkpoint_id": one.id,
@@ -184,7 +183,10 @@ def _facts(label: str, one: Checkpoint, now: datetime) -> dict[str, Any]:
         "shared_bytes": _number(first.get("shared_bytes")),
         "undo_until": one.undo_until,
         "pinned": one.pinned(now),
-        "pin": {"reason": pin.reason, "at": pin.at, "by": pin.actor, "until": pin.until} if pin else None,
+        "pins": [
+            {"name": name, "reason": pin.reason, "at": pin.at, "by": pin.actor, "until": pin.until}
+            for name, pin in (one.held_by(now) or one.pins).items()
+        ],
     }
 
 
@@ -320,12 +322,14 @@ def _fact_texts(data: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _pin_text(data: Mapping[str, Any]) -> str:
-    pin = data["pin"]
-    if pin is None:
-        return "no"
-    expired = "" if data["pinned"] else "no, expired: "
-    until = f"until {_utc(pin['until'])}" if pin["until"] else "for ever"
-    return f"{expired}{until}, by {pin['by']}: {pin['reason']}"
+    told = []
+    for pin in data["pins"]:
+        until = f"until {_utc(pin['until'])}" if pin["until"] else "for ever"
+        name = "" if pin["name"] == pin["reason"] else f" ({pin['name']})"
+        told.append(f"{until}, by {pin['by']}: {pin['reason']}{name}")
+    if data["pinned"]:
+        return "; ".join(told)
+    return f"no, expired: {told[-1]}" if told else "no"
 
 
 def _utc(at: datetime | None) -> str:

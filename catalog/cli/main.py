@@ -23,6 +23,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "pin": changing.pin_command,
     "unpin": changing.unpin_command,
     "prune": changing.prune_command,
+    "delete": changing.delete_command,
     "undo": changing.undo_command,
     "fold": upkeep.fold_command,
     "compact": upkeep.compact_command,

@@ -17,7 +17,7 @@ from catalog.cli.looking import age_seconds, list_rows, no_checkpoint, told_unre
 from catalog.cli.output import Column, Listing, OutputFormat
 from catalog.lifecycle import History, Status
 from catalog.tables.port import Condition, Equals, Table
-from catalog.verify import Verdict, last_verdicts
+from catalog.verify import Verdict, event_details, last_verdicts
 
 _REVISION = ("stream", "checkpoint_key", "at", "change", "revision", "actor", "reason", "until", "details")
 _EVENT = ("stream", "checkpoint_key", "at", "event", "actor", "details")
@@ -212,7 +212,7 @@ def _happened(catalog: CheckpointCatalog, where: list[Condition]) -> list[dict[s
             "actor": row["actor"],
             "reason": row["reason"],
             "until": row["until"],
-            "details": json.loads(row["details"]) if row["details"] else None,
+            "details": event_details(row["details"]) or row["details"],
         }
         for row in found
     ]

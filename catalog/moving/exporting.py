@@ -7,9 +7,9 @@ last of all. A target that holds anything else than this very export is refused.
 import base64
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from catalog import artifacts, chunks, keys, lifecycle
@@ -32,7 +32,7 @@ from catalog.moving.report import Moved, MoveLine, MoveReport
 from catalog.moving.storage import FileFault, Storage
 from catalog.protocol import Stream
 from catalog.tables.port import In
-from catalog.threads import start
+from catalog.threads import start, workers
 from catalog.verify import Progress, chain_links
 
 _USUAL = {
@@ -57,6 +57,8 @@ class _Files:
     """Files of artifacts, by artifact."""
     fault: str | None
     """What was wrong with it when it was imported."""
+    clash: str | None = None
+    """Why it cannot have these names."""
 
     @property
     def all(self) -> set[str]:
@@ -84,7 +86,7 @@ class Exporter:
             storage: where to.
             layout: how files are named; by default as those that were imported, else as the stream's format wants it.
             threads: how many checkpoints are written at a time.
-            dry_run: write nothing.
+            dry_run: read and compare everything, and write nothing.
             progress: is told how far it has come, after every checkpoint.
         """
         self._stream = stream
@@ -96,6 +98,7 @@ class Exporter:
         history = stream.history()
         if not history and stream.highest_key() is None:
             raise CheckpointNotFoundError(f"there is no stream {stream.label!r} to export", stream=stream.label)
+        self._ever = history.keys()
         self._live: History = {key: one for key, one in history.items() if one.live}
         self._sources = {key: one.source for key, one in self._live.items()}
         self._layout = _layout(layout, self._live, self._sources)
@@ -108,10 +111,11 @@ class Exporter:
         """Export, and say what became of every checkpoint."""
         there = {file.path for file in self._storage.list(missing_ok=True)}
         self._refuse_others(there)
-        with ThreadPoolExecutor(self._threads) as pool:
+        self._refuse_other_pointer(there)
+        with workers(self._threads) as pool:
+            self._refuse_other_manifests(pool, there)
             if not self._dry_run:
                 self._storage.clear_unfinished()
-                self._refuse_other_manifests(pool, there)
             done: dict[str, Future[MoveLine]] = {}
             for key in _parents_first(self._live):
                 done[key] = start(pool, self._export, self._files[key], done.get(_saved_on(self._live[key])), there)
@@ -143,17 +147,56 @@ class Exporter:
         return {key: chunks.inventory(own[key]) for key in self._live}
 
     def _name_files(self) -> dict[str, _Files]:
-        """Return the files of every checkpoint: as they were called where they came from, if nobody else is."""
+        """Return the files of every checkpoint: as they were called where they came from, if nobody else is.
+
+        Nobody else can be called as usual for a checkpoint, so who came with such a name gives it up for its own usual
+        one. Of one name and the same bytes there may be many: a manifest may list a file of another checkpoint.
+        """
+        called = {key: self._called(key) for key in self._live}
+        # Manifests of `partitions` name their files, which cannot be called otherwise.
+        firm = {key for key in called if not called[key] or self._layout is Layout.PARTITIONS}
         named: dict[str, _Files] = {}
-        taken: set[str] = set()
-        for key, one in self._live.items():
-            source = self._sources[key]
-            files = self._files_of(one, source.get("files", {}) if source.get("layout") == self._layout else {})
-            if files.all & taken:
-                files = self._files_of(one, {})
-            taken |= files.all
+        users: dict[str, dict[str, str]] = defaultdict(dict)
+        """Whose a name is, and what tells the bytes."""
+        waiting = sorted(self._live, reverse=True)
+
+        def give_way(key: str) -> None:
+            called[key] = {}
+            firm.add(key)
+            waiting.append(key)
+
+        while waiting:
+            key = waiting.pop()
+            files = self._files_of(self._live[key], called[key])
+            claims = self._claims(files)
+            others = {other for name, what in claims.items() for other, its in users[name].items() if its != what}
+            if others and key not in firm:
+                give_way(key)
+                continue
             named[key] = files
+            if taken := sorted(others & firm):
+                why = f"checkpoint {keys.checkpoint_id(taken[0])} has other bytes under the name of one of its files"
+                named[key] = replace(files, clash=why)
+                continue
+            for other in others:
+                for name in self._claims(named.pop(other)):
+                    del users[name][other]
+                give_way(other)
+            for name, what in claims.items():
+                users[name][key] = what
         return named
+
+    def _called(self, key: str) -> Mapping[str, str]:
+        """Return what files of a checkpoint were called where it came from, by artifact, if not as usual."""
+        source = self._sources[key]
+        return source.get("files", {}) if source.get("layout") == self._layout else {}
+
+    def _claims(self, files: _Files) -> dict[str, str]:
+        """Return the names of a checkpoint's files, each with what tells its bytes from others'."""
+        kept = self._kept[files.key]
+        return {name: kept[path].sha256 or files.key for path, name in files.parts.items()} | {
+            files.manifest: files.key
+        }
 
     def _files_of(self, checkpoint: Checkpoint, called: Mapping[str, str]) -> _Files:
         folds = {fold.path for fold in checkpoint.folded.values()}
@@ -190,15 +233,24 @@ class Exporter:
                 "one where the same export was interrupted"
             )
 
+    def _refuse_other_pointer(self, there: set[str]) -> None:
+        """Refuse a target whose pointer names nothing of this stream; an earlier export's may name what is gone now."""
+        pointer = layouts.POINTERS.get(self._layout)
+        if pointer in there and layouts.read_pointer(self._layout, self._storage.read(pointer)) not in self._ever:
+            raise InvalidInputError(
+                f"{self._storage.label} holds another {pointer} than this export writes, which names no checkpoint of "
+                f"stream {self._stream.label!r}: pass an empty place"
+            )
+
     def _refuse_other_manifests(self, pool: ThreadPoolExecutor, there: set[str]) -> None:
         """Refuse a target with another content of a checkpoint, before anything is written."""
 
         def differs(files: _Files) -> str | None:
             try:
-                same = self._storage.read(files.manifest) == self._manifest(files)[0]
+                manifest, *_ = self._manifest(files)
             except CatalogError:
                 return None  # is told when it is exported
-            return None if same else files.manifest
+            return None if self._storage.read(files.manifest) == manifest else files.manifest
 
         some = [files for files in self._files.values() if files.manifest in there]
         for other in filter(None, pool.map(differs, some)):
@@ -212,11 +264,13 @@ class Exporter:
         checkpoint = self._live[files.key]
         size = self._size(files)
         try:
+            if files.clash:
+                raise _Unfit(files.clash)
             manifest, parts, note = self._manifest(files)
             for name in (files.manifest, *parts.values()):
                 _check_inside(name)
             before = [name in there for name in (files.manifest, *parts.values())]
-            for path, name in () if self._dry_run else parts.items():
+            for path, name in parts.items():
                 self._write(files.key, path, name, name in there)
             if parent and parent.result().outcome is Moved.SKIPPED:
                 raise _Unfit(f"its parent {_saved_on(checkpoint)} was not exported")
@@ -281,16 +335,12 @@ class Exporter:
         return folded.canonical().encode(), parts, "its manifest lists what its chains were folded into"
 
     def _write(self, key: str, path: str, name: str, there: bool) -> None:
-        """Write an artifact's file, or see that the one that is there is the same."""
-        if not there:
+        """Write an artifact's file, or see that the one that is there is the same; a dry run sees what can be read."""
+        if not there and not self._dry_run:
             self._storage.write(name, self._stream.stream_chunks(key, path))
             return
-        mine, other = hashlib.sha256(), hashlib.sha256()
-        for chunk in self._stream.stream_chunks(key, path):
-            mine.update(chunk)
-        for piece in self._storage.pieces(name):
-            other.update(piece)
-        if mine.digest() != other.digest():
+        mine = _digest(self._stream.stream_chunks(key, path))
+        if there and _digest(self._storage.pieces(name)) != mine:
             raise FileFault(f"{name} is already there with other bytes, which stay as they are", path=name)
 
     def _tell(self, line: MoveLine) -> None:
@@ -306,6 +356,13 @@ def _layout(wanted: Layout | None, live: History, sources: Mapping[str, Mapping[
         raise InvalidInputError(f"the stream holds {format} checkpoints, which the layout {wanted} has no place for")
     imported = [source["layout"] for _, source in sorted(sources.items()) if source]
     return wanted or (Layout(imported[-1]) if imported else _USUAL[format])
+
+
+def _digest(pieces: Iterable[bytes | memoryview]) -> bytes:
+    sha256 = hashlib.sha256()
+    for piece in pieces:
+        sha256.update(piece)
+    return sha256.digest()
 
 
 def _saved_on(checkpoint: Checkpoint) -> str:

@@ -27,7 +27,7 @@ from catalog.moving.report import Moved, MoveLine, MoveReport
 from catalog.moving.storage import FileFault, Storage
 from catalog.protocol import Draft, Stream
 from catalog.tables.port import Equals, Outcome, Table, Unless
-from catalog.threads import start
+from catalog.threads import start, workers
 from catalog.verify import Progress, chain_issues
 
 THREADS = 4
@@ -106,15 +106,12 @@ class Importer:
         """Import, and say what became of every checkpoint and file."""
         self._read_pointer()
         self._there = self._stream.history(marks=True)
-        pool = ThreadPoolExecutor(self._threads)
-        try:
+        with workers(self._threads) as pool:
             for ready in self._read_ahead(pool):
                 self._arrange(ready)
             for left in [one for some in self._waiting.values() for one in some]:  # they stand on each other
                 self._place(left)
             self._commit()
-        finally:
-            pool.shutdown(cancel_futures=True)
         return self._report()
 
     # -- reading ---------------------------------------------------------------------------------------------------

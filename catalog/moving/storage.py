@@ -1,6 +1,7 @@
 """Files in a folder or a bucket, through pyarrow: listed, read in pieces, and written whole or not at all."""
 
 import os
+import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -43,7 +44,7 @@ class Storage:
             raise InvalidInputError(f"{self.label} cannot be reached: {first_line(error)}") from error
 
     def list(self, *, missing_ok: bool = False) -> list[FileFacts]:
-        """Return all files.
+        """Return everything that is no folder: links that lead nowhere, pipes and sockets too, which `read` refuses.
 
         Args:
             missing_ok: a folder that is not there is empty, instead of an error.
@@ -56,10 +57,10 @@ class Storage:
         except (OSError, pa.ArrowException) as error:
             raise InvalidInputError(f"{self.label} cannot be listed: {first_line(error)}") from error
         return [
-            FileFacts(one.path[len(self._root) + 1 :], one.size, one.mtime)
+            FileFacts(one.path[len(self._root) + 1 :], one.size or 0, one.mtime)
             for one in found
-            if one.type is pa_fs.FileType.File and not one.base_name.startswith(_UNFINISHED)
-        ]
+            if one.type is not pa_fs.FileType.Directory and not one.base_name.startswith(_UNFINISHED)
+        ] + [FileFacts(path, 0) for path in self._dangling()]
 
     def read(self, path: str) -> bytes:
         """Return a file's bytes."""
@@ -67,9 +68,12 @@ class Storage:
 
     def pieces(self, path: str) -> Iterator[bytes]:
         """Yield a file's bytes in pieces of at most 4 MiB."""
-        with _told(path, "read"), self._files.open_input_stream(self._at(path)) as file:
-            while piece := file.read(PIECE_BYTES):
-                yield piece
+        with _told(path, "read"):
+            if self._local and not stat.S_ISREG((self._local / path).stat().st_mode):  # to open a pipe waits for ever
+                raise OSError("it is a pipe, a socket, a device or a folder")
+            with self._files.open_input_stream(self._at(path)) as file:
+                while piece := file.read(PIECE_BYTES):
+                    yield piece
 
     def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
         """Write a file, of which nothing is seen before all of it is there."""
@@ -119,6 +123,13 @@ class Storage:
         """Remove what a killed export left of files that it was writing to a local disk."""
         for file in self._local.rglob(f"{_UNFINISHED}*") if self._local else ():
             file.unlink(missing_ok=True)
+
+    def _dangling(self) -> Iterator[str]:
+        """Yield the links that lead nowhere: pyarrow passes over them, and has listed all folders when this begins."""
+        for folder, _, names in os.walk(self._local, followlinks=True) if self._local else ():
+            for file in (Path(folder, name) for name in names):
+                if file.is_symlink() and not file.exists():
+                    yield file.relative_to(self._root).as_posix()
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"

@@ -266,7 +266,7 @@ def retention(report: Report, ordered: Sequence[StreamFacts]) -> Section:
         el("h3", f"In the trash: {len(trashed):,}"),
         table(trash, _trash_rows(trashed, now), "Nothing."),
         el("h3", f"Pinned: {len(pinned):,}"),
-        table(pins, [_pin_row(one, now) for one in pinned], "Nothing."),
+        table(pins, [row for one in pinned for row in _pin_rows(one, now)], "Nothing."),
     ]
     return join(parts), drawn
 
@@ -339,15 +339,17 @@ def _trash_rows(trashed: Sequence[CheckpointFacts], now: datetime) -> list[list[
     ]
 
 
-def _pin_row(one: CheckpointFacts, now: datetime) -> list[Child]:
-    pin = one.checkpoint.pin
+def _pin_rows(one: CheckpointFacts, now: datetime) -> list[list[Child]]:
     return [
-        stream_name(one.stream),
-        ident(one.id),
-        when(pin.until, now) if pin and pin.until else "for ever",
-        (pin and pin.reason) or NOTHING,
-        (pin and pin.actor) or NOTHING,
-        size(one.bytes),
+        [
+            stream_name(one.stream),
+            ident(one.id),
+            when(pin.until, now) if pin.until else "for ever",
+            pin.reason or NOTHING,
+            pin.actor or NOTHING,
+            size(one.bytes),
+        ]
+        for pin in one.checkpoint.held_by(now).values()
     ]
 
 

@@ -42,6 +42,7 @@ from catalog.tables.opening import (
     check_format,
     created,
     creating,
+    damaged,
     lost_bytes,
     mended,
     no_catalog,
@@ -105,33 +106,28 @@ class NativeEngine:
         self.place = place
         self._commits = Commits(_is_conflict, _is_unknown, attempts=CONFLICT_ATTEMPTS, first_wait_s=0.01)
         self._ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-catalog")
+        # On its own, and takes no lock: who holds one waits for it.
+        self._syncing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-catalog-fsync")
 
         def load(table: Table) -> LoadedTable:
-            files = DataFiles(place, table, storage_options or {}, durable=durable, ahead=self._ahead)
+            files = DataFiles(place, table, storage_options or {}, durable=durable, syncing=self._syncing)
             lock = None
             if files.folder:
                 lock = CommitLock(files.folder, timeout_s=lock_timeout_s, durable=durable, data_too=False)
             return LoadedTable(files, lock, self._commits, self._ahead, clock)
 
-        def load_all() -> dict[Table, LoadedTable]:
-            return {table: load(table) for table in Table}
-
+        self._tables: dict[Table, LoadedTable] = {}
         try:
             try:
-                self._tables = load_all()
+                self._tables.update((table, load(table)) for table in Table)
             except DeltaError:
                 if not mended(place):
                     raise
-                self._tables = load_all()
-        except TableNotFoundError as error:
-            raise no_catalog(place, first_line(error), found=False) from error
+                self._tables.clear()
+                self._tables.update((table, load(table)) for table in Table)
         except (DeltaError, OSError) as error:
-            if place.local_folder is None:  # for all that is known there may be one
-                raise CatalogError(
-                    f"the catalog at {place} cannot be reached or read ({first_line(error)}): check the address, the "
-                    "credentials and the network"
-                ) from error
-            raise no_catalog(place, first_line(error), found=True) from error
+            failed = list(Table)[len(self._tables)]
+            raise _unopened(place, dict(storage_options or {}), failed, error) from error
         checkpoints = self._tables[Table.CHECKPOINTS].delta
         check_format(place, checkpoints.metadata().configuration, _protocol(checkpoints))
         self._upkeep = {
@@ -326,6 +322,26 @@ class NativeEngine:
     def close(self) -> None:
         """See Engine.close; it can be used on, then without work in the background."""
         self._ahead.shutdown()
+        self._syncing.shutdown()
+
+
+def _unopened(place: Place, options: dict[str, str], table: Table, error: Exception) -> CatalogError:
+    """Return what it means that a table cannot be opened."""
+    found = not isinstance(error, TableNotFoundError)
+    if found and place.local_folder is None:  # for all that is known there may be one
+        return CatalogError(
+            f"the catalog at {place} cannot be reached or read ({first_line(error)}): check the address, the "
+            "credentials and the network"
+        )
+    # The table `checkpoints` is made last: where something is in it, there was a catalog.
+    if place.local_folder:
+        folder = place.local_folder / Table.CHECKPOINTS
+        was_there = any(folder.glob("_delta_log/[0-9]*")) or any(folder.rglob("*.parquet"))
+    else:
+        was_there = DeltaTable.is_deltatable(f"{place.path}/{Table.CHECKPOINTS}", options)
+    if was_there:
+        return damaged(place, table, first_line(error), found=found or table is Table.CHECKPOINTS)
+    return no_catalog(place, first_line(error), found=found)
 
 
 def _rivals(files: DataFiles, snapshot: Snapshot, in_the_way: Sequence[Where]) -> list[dict[str, Any]]:
@@ -334,7 +350,7 @@ def _rivals(files: DataFiles, snapshot: Snapshot, in_the_way: Sequence[Where]) -
     One that closes an id before it was saved has no format: a file with such a one cannot be ruled out as a whole.
     """
     small = pc.field("size_bytes") < SMALL_FILE
-    found = files.read(snapshot.select(in_the_way).filter(small), [], JUDGED_BY).to_pylist()
+    found: list[dict[str, Any]] = files.read(snapshot.select(in_the_way).filter(small), [], JUDGED_BY).to_pylist()
     large = Snapshot(snapshot.version, snapshot.files.filter(~small))
     for where in in_the_way if large.files.num_rows else ():
         found += files.read(large.select([where]), where, JUDGED_BY).to_pylist()

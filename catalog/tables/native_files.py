@@ -39,7 +39,7 @@ class DataFiles:
     """Reads and writes the data files of one table; which of them count is the log's to say."""
 
     def __init__(
-        self, place: Place, table: Table, options: Mapping[str, str], *, durable: bool, ahead: ThreadPoolExecutor
+        self, place: Place, table: Table, options: Mapping[str, str], *, durable: bool, syncing: ThreadPoolExecutor
     ) -> None:
         """Know where they are.
 
@@ -48,7 +48,7 @@ class DataFiles:
             table: the table.
             options: deltalake's options for that storage.
             durable: on a local disk, fsync what is written.
-            ahead: does what need not be waited for.
+            syncing: puts parts of a file on the disk while the next one is made; whatever it does must take no lock.
         """
         self.table = table
         self.uri = f"{place.path}/{table}"
@@ -56,7 +56,7 @@ class DataFiles:
         self.options = dict(options)
         self.durable = durable and self.folder is not None
         self._place = place
-        self._ahead = ahead
+        self._syncing = syncing
         self._known_ranges: dict[tuple[str, tuple[str, ...]], pa.Table] = {}
         self._remembered = lru_cache(REMEMBERED_FILES)(self._read_facts)
 
@@ -182,7 +182,7 @@ class DataFiles:
                 writer.write_table(rows.drop_columns(["stream"]), min(per_group, _ROW_GROUP_ROWS))
                 if self.folder and self.durable and rows.nbytes >= SMALL_FILE:
                     # The disk works while the next part is made.
-                    syncing.append(start(self._ahead, fsync, self.folder / path))
+                    syncing.append(start(self._syncing, fsync, self.folder / path))
                 del rows  # it is not held while the next part is made
             if writer:
                 writer.close()

@@ -11,21 +11,6 @@ from catalog.tables.names import any_place
 from catalog.tables.port import Table
 from catalog.testing.harness import FakeClock, Harness
 
-QUICK_SETTINGS = {
-    # Many tiny queries: compiling them well, in Java and in Spark, takes longer than running them. With one level of
-    # compiling, Java keeps 48 MB of code unless told otherwise: Spark and Delta are more, and were compiled for ever.
-    "spark.driver.extraJavaOptions": (
-        "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -Xmn256m -XX:MetaspaceSize=256m"
-    ),
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    # A few rows per table: one task each, planned once.
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "1",
-    "spark.databricks.delta.snapshotPartitions": "1",
-}
-"""Settings for build_session that make test suites about three times as fast."""
-
 
 class SparkHarness(Harness):
     """A new catalog at a path or under a name."""

@@ -650,6 +650,22 @@ class CheckpointStoreSuite:
         assert (report.chosen_id, report.examined) == (None, 0)
         assert report.undoable == ((3, three_until), (2, until), (1, until))
 
+    def test_a_pin_never_shortens_another(self, harness: Harness, store: CheckpointStore) -> None:
+        for checkpoint_id in (1, 2):
+            store.save(manifest(checkpoint_id))
+        store.pin(1, "legal hold")
+        store.pin(1, "copying", until=harness.clock() + timedelta(hours=1))
+        with pytest.raises(InvalidInputError, match="'legal hold', 'copying'"):
+            store.unpin(1)
+        harness.clock.advance(timedelta(hours=1))
+        assert store.prune(1) == 0
+        with pytest.raises(InvalidInputError, match="no pin 'copy'"):
+            store.unpin(1, "copy")
+        store.unpin(1, "legal hold")
+        store.unpin(1)
+        store.unpin(1)
+        assert store.prune(1) == 1
+
     def test_after_the_undo_window_bytes_go_and_the_id_is_closed_for_ever(
         self, harness: Harness, store: CheckpointStore, stream: str
     ) -> None:

@@ -30,9 +30,9 @@
 --   shared_bytes: of these, what an earlier checkpoint already held
 --   folded_bytes: size of the snapshots that its chains were folded into
 --   pinned: whether a pin holds it now
---   pin_reason: why it is pinned
+--   pin_reason: why it is pinned; of several pins all reasons
 --   pinned_by: who pinned it
---   pin_until: when the pin expires, NULL if never
+--   pin_until: when the last of its pins expires, NULL if never
 --   trash_reason: why it is in the trash, or was purged
 --   trashed_at: when it was trashed
 --   trashed_by: who trashed it
@@ -77,7 +77,18 @@ WITH folded AS (
       revision
     ) FILTER (WHERE change IN ('saved', 'prepared', 'updated')) AS content,
     max_by(manifest, revision) FILTER (WHERE change IN ('saved', 'prepared', 'updated')) AS manifest_text,
-    max_by(struct(change, reason, actor, until), revision) FILTER (WHERE change IN ('pinned', 'unpinned')) AS pin,
+    array_sort(
+      collect_list(
+        struct(
+          revision,
+          change,
+          coalesce(get_json_object(details, '$.pin'), reason) AS name,
+          reason,
+          actor,
+          until
+        )
+      ) FILTER (WHERE change IN ('pinned', 'unpinned'))
+    ) AS pinnings,
     max_by(struct(change, reason, actor, until, at), revision) FILTER (WHERE change IN ('trashed', 'restored')) AS trash,
     max(reason) FILTER (WHERE change = 'purged') AS purge_reason,
     bool_or(change = 'purged') AS purged,
@@ -94,7 +105,13 @@ judged AS (
       WHEN trash.change = 'trashed' THEN 'trashed'
       WHEN committed THEN 'committed'
       ELSE 'prepared'
-    END AS status
+    END AS status,
+    filter(
+      pinnings,
+      p -> p.change = 'pinned'
+        AND (p.until IS NULL OR p.until > current_timestamp())
+        AND NOT exists(pinnings, q -> q.revision > p.revision AND coalesce(q.name = p.name, TRUE))
+    ) AS pins
   FROM folded
 )
 SELECT
@@ -127,10 +144,10 @@ SELECT
   origin.artifact_bytes - origin.shared_bytes AS new_bytes,
   origin.shared_bytes AS shared_bytes,
   aggregate(foldings, CAST(0 AS DECIMAL(20,0)), (total, f) -> CAST(total + f.artifact_bytes AS DECIMAL(20,0))) AS folded_bytes,
-  coalesce(pin.change = 'pinned' AND (pin.until IS NULL OR pin.until > current_timestamp()), FALSE) AS pinned,
-  IF(pin.change = 'pinned', pin.reason, NULL) AS pin_reason,
-  IF(pin.change = 'pinned', pin.actor, NULL) AS pinned_by,
-  IF(pin.change = 'pinned', pin.until, NULL) AS pin_until,
+  size(pins) > 0 AS pinned,
+  IF(size(pins) > 0, array_join(transform(pins, p -> p.reason), '; '), NULL) AS pin_reason,
+  IF(size(pins) > 0, array_join(array_distinct(transform(pins, p -> p.actor)), ', '), NULL) AS pinned_by,
+  IF(exists(pins, p -> p.until IS NULL), NULL, array_max(transform(pins, p -> p.until))) AS pin_until,
   IF(trash.change = 'trashed', trash.reason, purge_reason) AS trash_reason,
   IF(trash.change = 'trashed', trash.at, NULL) AS trashed_at,
   IF(trash.change = 'trashed', trash.actor, NULL) AS trashed_by,

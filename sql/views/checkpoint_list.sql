@@ -22,8 +22,8 @@
 --   new_bytes: of these, what was written for it
 --   shared_bytes: of these, what an earlier checkpoint already held
 --   pinned: whether a pin holds it now
---   pin_reason: why it is pinned
---   pin_until: when the pin expires, NULL if never
+--   pin_reason: why it is pinned; of several pins all reasons
+--   pin_until: when the last of its pins expires, NULL if never
 --   last_verified_at: when its artifacts were last verified
 --   last_verified_depth: how thoroughly: metadata or hashes
 WITH verified AS (

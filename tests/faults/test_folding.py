@@ -125,7 +125,7 @@ def test_rule_11_a_fold_that_loses_its_revision_starts_again_and_its_bytes_are_s
     assert sweep(world.stream, NOW).orphans == 1
     assert len([attempt for key, attempt in world.attempts() if key == world.tip]) == 2
     assert world.state() == world.expected
-    assert (world.stream.find(world.tip).pin is not None) == (change == "pin")
+    assert bool(world.stream.find(world.tip).pins) == (change == "pin")
 
 
 def test_a_checkpoint_that_is_trashed_meanwhile_is_left_and_restored_as_it_was(world):

@@ -200,4 +200,4 @@ def test_a_backup_does_not_ignore_a_pin(harness, store, tmp_path):
     harness.catalog.copy_to(copy)
     assert copy.store("s").prune(1) == 0, "the pin came along"
     assert copy.store("s").list_ids() == [1, 2]
-    assert copy.stream("s").find(keys.integer_key(1)).pin.reason == "audit"
+    assert list(copy.stream("s").find(keys.integer_key(1)).pins) == ["audit"]

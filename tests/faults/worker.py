@@ -68,8 +68,7 @@ class Watched:
 def open_catalog(engine: str, place: str, cores: int, **options: Any) -> CheckpointCatalog:
     if engine == "native":
         return CheckpointCatalog.native(place, maintain_every=5, keep_versions=100_000, **options)
-    from catalog.session import build_session
-    from catalog.testing.spark import QUICK_SETTINGS
+    from catalog.session import QUICK_SETTINGS, build_session
 
     spark = build_session(master=f"local[{cores}]", settings=QUICK_SETTINGS)
     return CheckpointCatalog.for_path(spark, place, **options)

@@ -292,7 +292,49 @@ def test_a_pin_ends_when_it_says_and_not_in_the_past(here, place):
         assert here("pin", place, "orders", 2, "--reason", "audit", *options)[:2] == (2, "")
     assert here("pin", place, "orders", 2)[:2] == (2, "")
     with CheckpointCatalog.native(place) as catalog:
-        assert [one.id for one in catalog.histories()["orders"].values() if one.pin] == [1]
+        assert [one.id for one in catalog.histories()["orders"].values() if one.pins] == [1]
+
+
+def test_of_several_pins_each_holds_by_itself_and_is_taken_back_by_its_name(here, place):
+    for reason, *options in (("legal hold",), ("copying", "--until", "2100-01-01"), ("drill", "--name", "weekly")):
+        assert here("pin", place, "orders", 1, "--reason", reason, *options)[0] == 0
+    code, shown, _ = here("show", place, "orders", 1)
+    assert code == 0
+    assert "legal hold; until 2100-01-01" in shown
+    assert "drill (weekly)" in shown
+    code, shown, error = here("unpin", place, "orders", 1)
+    assert (code, shown) == (2, "")
+    assert "has 3 pins: name one of 'legal hold', 'copying', 'weekly'" in error
+    assert here("unpin", place, "orders", 1, "--name", "drill")[:2] == (2, "")
+    assert here("unpin", place, "orders", 1, "--name", "copying")[0] == 0
+    code, shown, _ = here("unpin", place, "orders", 1, "--name", "weekly")
+    assert (code, shown) == (0, "unpinned checkpoint 1; it is still pinned: legal hold\n")
+    assert here("unpin", place, "orders", 1) == (0, "unpinned checkpoint 1\n", "")
+
+
+# -- delete ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_certain_one_is_deleted_and_taken_out_again(here, place):
+    code, shown, _ = here("delete", place, "orders", 5, 2, 5, "--reason", "damaged", "--undo-for", "2h")
+    undo = f"ckpt undo {place} orders 5 2"
+    assert (code, shown) == (0, f"2 checkpoints went to the trash\nfor 2 h this takes them out again:\n{undo}\n")
+    assert live(place) == [1, 3, 4]
+    with CheckpointCatalog.native(place) as catalog:
+        assert {one.trash.reason for one in catalog.histories()["orders"].values() if one.trash} == {"damaged"}
+    assert here("delete", place, "orders", 5) == (0, "0 checkpoints went to the trash\n", "")
+    assert here("undo", place, "orders", 2, 5)[0] == 0
+    assert live(place) == [1, 2, 3, 4, 5]
+
+
+def test_what_may_not_be_deleted_is_refused_and_nothing_goes(here, place):
+    assert here("pin", place, "orders", 1, "--reason", "audit")[0] == 0
+    code, shown, told = here("delete", place, "orders", 2, 1)
+    assert (code, shown, "checkpoint 1 is pinned" in told) == (1, "", True)
+    assert here("delete", place, "orders", 2, 99)[:2] == (1, "")
+    assert here("delete", place, "orders", "x")[0] == 2
+    assert here("delete", place, "order", 2)[0] == 1
+    assert live(place) == [1, 2, 3, 4, 5]
 
 
 # -- history and diff --------------------------------------------------------------------------------------------------

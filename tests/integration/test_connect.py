@@ -11,8 +11,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from catalog.session import SETTINGS, jar_settings
-from catalog.testing.spark import QUICK_SETTINGS
+from catalog.session import QUICK_SETTINGS, SETTINGS, jar_settings
 
 pytestmark = pytest.mark.prove
 

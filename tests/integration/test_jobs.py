@@ -117,6 +117,8 @@ def test_every_job_says_what_it_can_and_refuses_what_it_cannot(run, job, tmp_pat
         ("fold_chains", ["--min-links", "1"], "--min-links"),
         ("maintain_catalog", ["--policies", "/no/such/file"], "No such file"),
         ("maintain_catalog", ["--skip", "everything"], "--skip"),
+        ("compact_catalog", ["--keep-removed", "2d"], "removed files stay 1d at most"),
+        ("maintain_catalog", ["--keep-removed", "2d"], "removed files stay 1d at most"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_opened(run, tmp_path, job, arguments, told):
@@ -262,6 +264,14 @@ def test_maintenance_does_all_steps_in_their_order(run, aged, place, policies):
     assert aged.validate(depth="hashes").valid
 
 
+@pytest.mark.usefixtures("aged")
+def test_maintenance_frees_the_disk_at_once_if_it_is_told_to(run, place):
+    for options, freed in ([], False), (["--keep-removed", "0s"], True):
+        before = len(list((place / Table.ARTIFACTS).rglob("*.parquet")))
+        assert run("maintain_catalog", place, *NATIVE, "--skip", "drill", *options)[0] == 0
+        assert (len(list((place / Table.ARTIFACTS).rglob("*.parquet"))) < before) is freed
+
+
 def test_dry_maintenance_changes_nothing(run, aged, place, policies):
     assert aged.streams() == ["old", "young"]
 
@@ -286,6 +296,19 @@ def test_retention_leaves_streams_alone_in_which_something_is_broken(run, harnes
     assert "drill" not in steps
     assert catalog.store("broken").list_ids() == [1, 2, 3, 4, 5]
     assert catalog.store("sound").list_ids() == [4, 5]
+
+
+def test_what_came_in_corrupt_does_not_keep_a_stream_from_being_tidied(run, catalog, place, policies, tmp_path):
+    source = tmp_path / "bucket"
+    save(catalog, "s", range(1, 6))
+    catalog.export_to(source, "s")
+    (source / "checkpoints" / "state-000002.bin").write_bytes(b"damaged")
+    catalog.import_from(source, "imported")
+    code, shown, _ = run("maintain_catalog", place, *NATIVE, *JSON, "--policies", policies, "--skip", "drill")
+    steps = {one["step"]: one for one in json.loads(shown)["steps"]}
+    assert (code, steps["verify"]["exit_code"]) == (3, 3)
+    assert steps["retain"]["result"]["left_alone"] == []
+    assert catalog.store("imported").list_ids() == [2, 4, 5]
 
 
 def test_nothing_is_deleted_where_verification_failed_but_the_other_steps_are_done(

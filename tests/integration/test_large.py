@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from catalog.testing.spark import QUICK_SETTINGS
+from catalog.session import QUICK_SETTINGS
 
 SCRIPT = """
 import hashlib, json, os, resource, sys

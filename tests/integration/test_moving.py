@@ -2,18 +2,23 @@
 
 import asyncio
 import json
+import os
+import threading
 from datetime import UTC, datetime
 
 import pytest
 
 from catalog import (
     AppendLog,
+    CatalogError,
     CheckpointCatalog,
     CheckpointedStateScope,
     CheckpointExistsError,
+    CheckpointId,
     CheckpointManifest,
     CheckpointManifestV2,
     CheckpointNotFoundError,
+    CheckpointState,
     CorruptError,
     InvalidInputError,
     Last,
@@ -23,6 +28,7 @@ from catalog import (
     new_uuid7,
 )
 from catalog.lifecycle import Status
+from catalog.moving import layouts
 from catalog.moving.storage import Storage
 from catalog.testing.native import NativeHarness
 from tests import sources
@@ -169,6 +175,13 @@ DAMAGE = {
 }
 
 
+BROKEN = {
+    "a link that leads nowhere": lambda file: file.symlink_to("nowhere"),
+    "a link to itself": lambda file: file.symlink_to(file.name),
+    "a pipe": os.mkfifo,
+}
+
+
 class TestDamage:
     @pytest.mark.parametrize("kind", DAMAGE)
     def test_comes_in_as_corrupt_is_found_by_validation_passed_by_recovery_and_goes_out_as_it_was(
@@ -241,6 +254,34 @@ class TestDamage:
         assert report.faults[0].fault.startswith(f"{STATE} could not be read")
         assert catalog.store("s").list_ids() == [1, 2, 3]
 
+    @pytest.mark.parametrize("kind", BROKEN)
+    def test_what_is_there_and_cannot_be_read_is_told_where_a_file_would_be(self, catalog, tmp_path, kind):
+        broken = [MANIFEST, "checkpoints/state-000003.bin", "manifests/latest.json", "stray", "deep/er"]
+        source = put(tmp_path / "in", without(FOUR, *broken))
+        (source / "deep").mkdir()
+        for name in broken:
+            BROKEN[kind](source / name)
+        report = catalog.import_from(source, "s")
+        whole = {1: IMPORTED, 2: IMPORTED}
+        assert outcomes(report) == whole | dict.fromkeys([3, 4, *broken[2:]], SKIPPED)
+        why = {line.file: line.fault for line in report.faults}
+        assert why.keys() == {"manifests/manifest-000003.json", MANIFEST, *broken[2:]}
+        for name, file in ((MANIFEST, MANIFEST), ("manifests/manifest-000003.json", broken[1])):
+            assert why[name].startswith(f"{file} could not be read: ")
+        assert why["manifests/latest.json"].startswith("manifests/latest.json could not be read: ")
+        assert outcomes(catalog.import_from(source, "s", dry_run=True)) == outcomes(report) | dict.fromkeys(
+            whole, PRESENT
+        )
+
+    @pytest.mark.parametrize("kind", BROKEN)
+    def test_a_state_that_is_there_and_cannot_be_read_is_told_by_its_number_or_its_name(self, catalog, tmp_path, kind):
+        source = put(tmp_path / "in", {"state-1": sources.state(1)})
+        for name in ("state-2", "stray"):
+            BROKEN[kind](source / name)
+        report = catalog.import_from(source, "s")
+        assert outcomes(report) == {1: IMPORTED, 2: SKIPPED, "stray": SKIPPED}
+        assert report.faults[0].fault.startswith("state-2 could not be read: ")
+
 
 class TestDamagedPartitions:
     A, B, C = IDS
@@ -295,6 +336,26 @@ class TestDamagedPartitions:
         assert [(line.file, line.fault) for line in report.faults] == [
             (f"{self.C}/operators/else/partition-0.snap", "no manifest lists it")
         ]
+
+    def test_a_file_that_two_manifests_list_goes_out_once_as_it_was_called(self, catalog, tmp_path):
+        self.imported(catalog, tmp_path, self.sharing(slash=""))
+        assert not faulty_rules(catalog)
+
+    def test_of_two_contents_of_one_file_one_goes_out_and_the_other_is_told(self, catalog, tmp_path):
+        catalog.import_from(put(tmp_path / "other", sources.partitions([self.A])), "s")
+        files = self.sharing(data=b"other")
+        assert outcomes(catalog.import_from(put(tmp_path / "in", files), "s")) == {self.A: SKIPPED, self.B: IMPORTED}
+        for dry_run in (True, False):
+            report = catalog.export_to(tmp_path / "out", "s", dry_run=dry_run)
+            assert (outcomes(report), report.latest) == ({self.A: EXPORTED, self.B: SKIPPED}, self.A)
+            assert report.faults[0].fault == f"checkpoint {self.A} has other bytes under the name of one of its files"
+        assert taken(tmp_path / "out") == taken(tmp_path / "other")
+
+    def sharing(self, slash="/", data=b"shared"):
+        part = f"{self.A}{slash}{self.ARTIFACT}.snap"
+        entries = [("window.agg", 0, False, part, data)]
+        manifests = {f"{id}{slash}manifest.json": sources.manifest_v2(id, entries) for id in (self.A, self.B)}
+        return {**manifests, part: data}
 
     def test_what_the_pointer_has_not_reached_is_prepared_until_it_has(self, catalog, tmp_path):
         files = {**sources.partitions(IDS), "_latest": self.B.encode()}
@@ -406,6 +467,18 @@ class TestAgain:
         done = catalog.import_from(source, "s")
         assert (planned.lines, planned.latest, planned.notes) == (done.lines, done.latest, done.notes)
 
+    def test_several_are_read_at_a_time(self, catalog, tmp_path, monkeypatch):
+        two, read = threading.Barrier(2), Storage.read
+
+        def read_together(self, path):
+            if path.startswith("manifests/manifest-"):
+                two.wait(timeout=30)  # alone it would wait for ever
+            return read(self, path)
+
+        source = put(tmp_path / "in", FOUR)
+        monkeypatch.setattr(Storage, "read", read_together)
+        assert outcomes(catalog.import_from(source, "s", threads=2)) == dict.fromkeys([1, 2, 3, 4], IMPORTED)
+
     def test_progress_is_told_up_to_the_end(self, catalog, tmp_path):
         told = []
         catalog.import_from(put(tmp_path / "in", FOUR), "s", progress=told.append)
@@ -497,6 +570,26 @@ class TestExport:
         links = asyncio.run(other.checkpointer("chain").load_chain(ids[2], "a/../b", 0))
         assert b"".join(link.data for link in links) == b"part 0;part 1;part 2;"
 
+    def test_no_two_go_out_under_one_name(self, catalog, tmp_path):
+        """Three came with the usual names of others, and the last of those names is that of one that was saved here."""
+        named = {n: f"checkpoint-{n:020}.bin" for n in (6, 7, 8, 9)}
+        files = {named[n + 1]: sources.state(n) for n in (6, 7, 8)}
+        catalog.import_from(put(tmp_path / "in", files), "s")
+        catalog.export_to(tmp_path / "alone", "s")
+        assert taken(tmp_path / "alone") == files
+        catalog.state_store().save(saved := CheckpointState(CheckpointId("s", 9)))
+        assert outcomes(catalog.export_to(tmp_path / "out", "s")) == dict.fromkeys(named, EXPORTED)
+        usual = {named[n]: sources.state(n) for n in (6, 7, 8)}
+        assert taken(tmp_path / "out") == {**usual, named[9]: saved.serialize()}
+
+    def test_of_two_that_came_with_one_name_the_other_takes_its_usual_one(self, catalog, tmp_path):
+        for number in (1, 2):
+            catalog.import_from(put(tmp_path / f"in {number}", {"state": sources.state(number)}), "s")
+        catalog.export_to(tmp_path / "out", "s")
+        assert taken(tmp_path / "out") == {
+            "state": sources.state(1), "checkpoint-00000000000000000002.bin": sources.state(2)
+        }  # fmt: skip
+
     def test_a_manifest_that_was_updated_here_goes_out_as_it_is_now(self, catalog, tmp_path):
         files = sources.objects([1], sink_commit_statuses={"warehouse": "Pending"})
         catalog.import_from(put(tmp_path / "in", files), "s")
@@ -520,6 +613,28 @@ class TestExport:
         with pytest.raises(InvalidInputError, match=r"another manifests/manifest-000002\.json"):
             catalog.export_to(put(tmp_path / "out", other), "s")
         assert taken(tmp_path / "out") == other
+
+    @pytest.mark.parametrize("raw", [b"precious", b"", b'{"checkpoint_id": 9}', b'{"checkpoint_id": "2"}'])
+    def test_a_target_whose_pointer_names_nothing_of_the_stream_is_refused_and_untouched(self, catalog, tmp_path, raw):
+        self.saved(catalog)
+        other = {"manifests/latest.json": raw}
+        for dry_run in (True, False):
+            with pytest.raises(
+                InvalidInputError, match=r"another manifests/latest\.json .* no checkpoint of stream 's'"
+            ):
+                catalog.export_to(put(tmp_path / "out", other), "s", dry_run=dry_run)
+        assert taken(tmp_path / "out") == other
+
+    @pytest.mark.parametrize("layout", ["objects", "folders"])
+    def test_the_pointer_of_an_earlier_export_is_moved_on_though_what_it_names_is_gone(self, catalog, tmp_path, layout):
+        store = self.saved(catalog)
+        catalog.export_to(tmp_path / "out", "s", layout=layout)
+        store.save_with_state(CheckpointManifest.new(3, epoch=1), b"saved 3")
+        assert catalog.export_to(tmp_path / "out", "s", layout=layout).latest == 3
+        assert taken(tmp_path / "out")[layouts.POINTERS[layout]] == layouts.write_pointer(layout, keys.integer_key(3))
+        pointer = {layouts.POINTERS[layout]: layouts.write_pointer(layout, keys.integer_key(1))}
+        store.prune(1)
+        assert catalog.export_to(put(tmp_path / "more", pointer), "s", layout=layout).latest == 3
 
     def test_an_interrupted_export_goes_on_and_leftover_bytes_of_something_else_are_told(self, catalog, tmp_path):
         self.saved(catalog)
@@ -552,6 +667,29 @@ class TestExport:
             assert at[f"{id}/operators/op/partition-0.{kind}"] < at[f"{id}/manifest.json"]
             assert not number or at[f"{ids[number - 1]}/manifest.json"] < at[f"{id}/manifest.json"]
         assert written[-1] == "_latest"
+
+    def test_one_that_is_interrupted_writes_no_checkpoint_that_it_has_not_begun(self, catalog, tmp_path, monkeypatch):
+        interrupted, write = threading.Event(), Storage.write
+
+        def interrupt(_):
+            interrupted.set()
+            raise KeyboardInterrupt
+
+        def write_later(self, path, pieces):
+            if "000002" in path:
+                interrupted.wait(timeout=30)
+            write(self, path, pieces)
+
+        monkeypatch.setattr(Storage, "write", write_later)
+        catalog.import_from(put(tmp_path / "in", sources.objects(range(1, 41))), "s")
+        with pytest.raises(KeyboardInterrupt):
+            catalog.export_to(tmp_path / "out", "s", threads=1, progress=interrupt)
+        there = taken(tmp_path / "out").keys()
+        assert "manifests/manifest-000001.json" in there
+        assert there.isdisjoint({"manifests/manifest-000040.json", "manifests/latest.json"})
+        monkeypatch.undo()
+        assert not catalog.export_to(tmp_path / "out", "s").faults
+        assert taken(tmp_path / "out") == taken(tmp_path / "in")
 
     def test_a_folded_chain_whose_parents_are_gone_goes_out_as_a_snapshot(self, catalog, tmp_path):
         ids = [new_uuid7() for _ in range(3)]
@@ -625,6 +763,41 @@ class TestExport:
         assert outcomes(planned) == {1: SKIPPED}
         assert outcomes(catalog.export_to(tmp_path / "out", "streams")) == {1: SKIPPED}
         assert "no place" in planned.explain()
+
+    def test_a_dry_run_refuses_what_the_run_refuses(self, catalog, tmp_path):
+        self.saved(catalog)
+        other = {"manifests/manifest-000002.json": sources.manifest(2)}
+        with pytest.raises(InvalidInputError, match=r"another manifests/manifest-000002\.json"):
+            catalog.export_to(put(tmp_path / "out", other), "s", dry_run=True)
+        assert taken(tmp_path / "out") == other
+
+    def test_a_dry_run_says_of_other_bytes_in_the_target_and_of_damage_here_what_the_run_says(
+        self, harness, catalog, tmp_path
+    ):
+        self.saved(catalog).save_with_state(CheckpointManifest.new(3, epoch=1), b"saved 3")
+        harness.corrupt_state("s", keys.integer_key(2))
+        other = {"checkpoints/state-000001.bin": b"other", ".unfinished-export-1": b"left by a kill"}
+        planned = catalog.export_to(put(tmp_path / "out", other), "s", dry_run=True)
+        assert outcomes(planned) == {1: SKIPPED, 2: SKIPPED, 3: EXPORTED}
+        assert taken(tmp_path / "out") == other
+        done = catalog.export_to(tmp_path / "out", "s")
+        assert (planned.lines, planned.latest) == (done.lines, done.latest)
+
+    @pytest.mark.parametrize("kind", BROKEN)
+    def test_a_target_whose_manifest_cannot_be_read_is_refused_and_other_files_told(self, catalog, tmp_path, kind):
+        self.saved(catalog)
+        state, manifest = tmp_path / "out/checkpoints/state-000001.bin", tmp_path / "out/manifests/manifest-000002.json"
+        for file in (state, manifest):
+            file.parent.mkdir(parents=True)
+            BROKEN[kind](file)
+        for dry_run in (True, False):
+            with pytest.raises(CatalogError, match=r"manifests/manifest-000002\.json could not be read"):
+                catalog.export_to(tmp_path / "out", "s", dry_run=dry_run)
+        manifest.unlink()
+        for dry_run in (True, False):
+            report = catalog.export_to(tmp_path / "out", "s", dry_run=dry_run)
+            assert outcomes(report) == {1: SKIPPED, 2: EXPORTED}
+            assert report.faults[0].fault.startswith("checkpoints/state-000001.bin could not be read")
 
     def test_a_dry_run_writes_nothing(self, catalog, tmp_path):
         self.saved(catalog)

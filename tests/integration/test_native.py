@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from datetime import UTC, datetime
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +24,7 @@ from catalog import (
     CheckpointManifest,
     CheckpointManifestV2,
     CorruptError,
+    DamagedCatalogError,
     InvalidInputError,
     LockTimeoutError,
     NotACatalogError,
@@ -145,14 +147,30 @@ def test_a_missing_table_is_made_anew_only_if_no_bytes_are_lost_by_it(tmp_path):
     new_catalog(tmp_path)
     for table in (Table.EVENTS, Table.ARTIFACTS):
         shutil.rmtree(place / table)
-        with pytest.raises(NotACatalogError, match="no checkpoint catalog at"):
+        with pytest.raises(DamagedCatalogError, match=f"the table `{table}` is gone"):
             CheckpointCatalog.native(place)
         store = new_catalog(tmp_path).store("s")
     store.save_with_state(CheckpointManifest.new(1, epoch=1), [b"state"])
     shutil.rmtree(place / Table.ARTIFACTS)
-    with pytest.raises(NotACatalogError, match="`artifacts` is gone"):
+    with pytest.raises(DamagedCatalogError, match="`artifacts` is gone"):
         new_catalog(tmp_path)
     assert not (place / Table.ARTIFACTS).exists()
+
+
+def test_a_catalog_without_its_log_is_damaged_and_one_of_which_nothing_was_made_yet_is_none(tmp_path):
+    place = tmp_path / "catalog"
+    new_catalog(tmp_path).store("s").save(CheckpointManifest.new(1, epoch=1))
+    log = place / Table.CHECKPOINTS / "_delta_log"
+    shutil.rmtree(log)
+    for opening in (partial(CheckpointCatalog.native, place), partial(new_catalog, tmp_path)):
+        with pytest.raises(DamagedCatalogError, match="the table `checkpoints` cannot be read"):
+            opening()
+    assert not log.exists(), "a new log would hide what was lost"
+    shutil.rmtree(place / Table.CHECKPOINTS)
+    log.mkdir(parents=True)  # where creating was killed
+    with pytest.raises(NotACatalogError, match="no checkpoint catalog at"):
+        CheckpointCatalog.native(place)
+    assert new_catalog(tmp_path).streams() == []
 
 
 def test_both_engines_create_the_same_tables(spark, tmp_path):
@@ -572,3 +590,22 @@ def test_a_damaged_file_of_one_streams_rows_keeps_no_other_stream_from_being_tol
         done = CliRunner().invoke(app, [command, str(tmp_path / "catalog")])
         assert (command, done.exit_code) == (command, 3)
         assert damaged.name in done.output, command
+
+
+def test_who_holds_the_lock_and_writes_does_not_wait_for_who_waits_for_the_lock(tmp_path):
+    engine = new_catalog(tmp_path, maintain_every=0).engine
+    loaded = engine._tables[Table.CHECKPOINTS]
+    row = {"stream": "s", "checkpoint_key": "1", "revision": 0, "change": "saved", "format": "f", "insert_id": "i"}
+    big = arrow(Table.CHECKPOINTS, [{**row, "at": datetime.now(UTC), "manifest": "x" * native_files.SMALL_FILE}])
+    written = threading.Event()
+
+    def write_while_it_is_held():
+        with loaded.committing():
+            behind = engine._ahead.submit(loaded._catch_up, native_log.LOG_CHECKPOINT_EVERY)
+            while not behind.running():
+                pass
+            loaded.files.write("s", [big])
+            written.set()
+
+    threading.Thread(target=write_while_it_is_held, daemon=True).start()
+    assert written.wait(60), "each waits for the other"

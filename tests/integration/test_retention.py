@@ -15,9 +15,11 @@ from catalog import (
     PurgedError,
     Retention,
     TrashedError,
+    Within,
     prune,
 )
 from catalog.tables.port import Equals, Table
+from catalog.tables.schema import arrow
 from catalog.testing import FakeClock
 from catalog.testing.native import NativeHarness
 
@@ -211,3 +213,25 @@ def test_one_that_comes_while_manifests_are_read_is_not_part_of_the_plan(catalog
     plan = prune._planner(stream, Retention((Best(1, "metadata.loss", lowest=True),)))(before, stream.clock())
     assert [int(key) for key in plan.trash] == [1]
     assert [int(key) for key in plan.keep] == [2]
+
+
+@pytest.mark.parametrize(
+    "details", [None, "", "no JSON", "[]", "{}", '{"depth": 5, "valid": "yes"}', '{"valid": true}']
+)
+def test_an_event_that_somebody_added_and_that_tells_nothing_stops_nobody(harness, catalog, details):
+    save(catalog, "s", range(1, 4))
+    catalog.validate(depth="hashes")
+    odd = {"stream": "s", "event": "verified", "at": harness.clock(), "details": details}
+    catalog.engine.append(Table.EVENTS, [arrow(Table.EVENTS, [{**odd, "checkpoint_key": f"{3:020d}"}])])
+    report = catalog.apply_retention([Retention((LastValidated(),))], ["s"])
+    assert [one.checkpoint_id for one in report.planned if one.keep] == [3]
+
+
+def test_a_sink_that_is_out_for_long_empties_no_stream(harness, catalog):
+    save(catalog, "s", range(1, 4), sink_commit_statuses={"warehouse": "Pending"})
+    harness.clock.advance(timedelta(days=2))
+    policies = [Retention((Within(timedelta(days=1)),))]
+    report = catalog.apply_retention(policies, ["s"])
+    assert lines(report)["s", 3] == (True, "the last one of its stream")
+    assert catalog.store("s").list_ids() == [3]
+    assert catalog.recover("s", allow_pending=True).chosen_id == 3

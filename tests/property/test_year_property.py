@@ -64,7 +64,7 @@ class Year:
         plan = retention.plan(self.history, self.policies, now)
         for key, reason in plan.trash.items():
             one = self.history[key]
-            rows = [row for row in (one.origin, one.pin) if row is not None]
+            rows = [row for row in (one.origin, *one.pins.values()) if row is not None]
             until = now + self.undo_for
             mark = self.row(key, one.head.revision + 1, Change.TRASHED, now, until=until, reason=reason)
             self.history |= fold([*rows, mark])

@@ -214,9 +214,22 @@ class TestPins:
         assert found.pinned(LATER - timedelta(microseconds=1))
         assert not found.pinned(LATER)
 
-    def test_the_newest_pin_counts(self):
+    def test_the_newest_pin_of_a_name_counts(self):
         assert one("saved", ("pinned", {"until": NOON}), ("pinned", {"until": LATER})).pinned(NOON)
         assert not one("saved", "pinned", ("pinned", {"until": NOON})).pinned(NOON)
+
+    def test_pins_of_different_names_hold_each_by_itself(self):
+        hold, copy = ("pinned", {"reason": "hold"}), ("pinned", {"reason": "copying", "until": NOON})
+        taken = ("unpinned", {"details": '{"pin": "hold"}'})
+        assert list(one("saved", hold, copy).held_by(NOON)) == ["hold"]
+        assert list(one("saved", hold, copy, taken).pins) == ["copying"]
+        assert not one("saved", hold, copy, taken).pinned(NOON)
+
+    def test_a_name_may_differ_from_the_reason_and_without_one_all_are_taken_back(self):
+        named = ("pinned", {"reason": "a new reason", "details": '{"pin": "hold"}'})
+        both = one("saved", ("pinned", {"reason": "hold"}), ("pinned", {"reason": "other"}), named)
+        assert {name: pin.reason for name, pin in both.pins.items()} == {"other": "other", "hold": "a new reason"}
+        assert not one("saved", named, ("pinned", {"reason": "other"}), "unpinned").pins
 
 
 class TestUndoWindow:

@@ -7,7 +7,7 @@ import pytest
 from catalog import retention
 from catalog.errors import CheckpointInUseError
 from catalog.lifecycle import Revision, fold
-from catalog.policies import Last
+from catalog.policies import Last, Within
 from catalog.retention import PURGE_MARGIN, drop, expired, keep_newest
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -94,9 +94,17 @@ class TestKeepNewest:
             key(3): "it may still be promoted",
         }
 
-    def test_with_nothing_eligible_it_counts_on_nothing(self):
+    def test_with_nothing_eligible_it_counts_on_the_newest_that_stays(self):
         plan = keep_newest(history(checkpoint(1, **PENDING), checkpoint(2, **PENDING)), 1, NOON)
-        assert (ids(plan.keep), ids(plan.trash), plan.counts_on) == ([2], [1], None)
+        assert (ids(plan.keep), ids(plan.trash), plan.counts_on.id) == ([2], [1], 2)
+
+    @pytest.mark.parametrize("policies", [[Last(0)], [Within(timedelta(hours=1))], []])
+    def test_a_stream_is_never_emptied_without_that_being_said_also_if_nothing_is_eligible(self, policies):
+        old = [checkpoint(1, **PENDING), checkpoint(2, sinks_failed=1), checkpoint(3, "prepared")]
+        plan = retention.plan(history(*old), policies, NOON + timedelta(days=9))
+        assert plan.keep == {key(2): "the last one of its stream"}
+        assert plan.counts_on.id == 2
+        assert not retention.plan(history(*old), policies, NOON + timedelta(days=9), allow_empty=True).keep
 
     def test_pinned_ones_stay_and_do_not_count(self):
         some = history(checkpoint(1, "pinned"), checkpoint(2), checkpoint(3), checkpoint(4))
