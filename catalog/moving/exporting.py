@@ -95,8 +95,8 @@ class Exporter:
         self._dry_run = dry_run
         self._progress = progress
         # `checkpoints` is read first, `artifacts` after.
-        history = stream.history()
-        if not history and stream.highest_key() is None:
+        history = stream.history(marks=True)
+        if not history:
             raise CheckpointNotFoundError(f"there is no stream {stream.label!r} to export", stream=stream.label)
         self._ever = history.keys()
         self._needed = chains.needed_by(history, lifecycle.live_keys(history))
