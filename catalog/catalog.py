@@ -7,9 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from catalog import (
     artifacts,
@@ -31,7 +34,7 @@ from catalog.chunks import inventory
 from catalog.clone import CopiedStream
 from catalog.diff import CheckpointDiff, Contents
 from catalog.drills import DrillReport
-from catalog.errors import CheckpointNotFoundError, InvalidInputError, OutOfReachError, SessionError
+from catalog.errors import CheckpointNotFoundError, CorruptError, InvalidInputError, OutOfReachError, SessionError
 from catalog.folders import Folder
 from catalog.folding import MIN_LINKS, FoldReport
 from catalog.gone_back import GoneBack
@@ -45,9 +48,10 @@ from catalog.moving.importing import Importer
 from catalog.moving.layouts import Layout
 from catalog.moving.report import MoveReport
 from catalog.moving.storage import Storage
-from catalog.policies import LONGEST_SPAN, Retention, check_span
+from catalog.policies import LONGEST_SPAN, Retention, check_flag, check_span
 from catalog.protocol import Stream
 from catalog.prune import CleanUp, Planned, RetentionReport
+from catalog.reader import rows_unreadable
 from catalog.recovery import RecoveryReport, Requirement
 from catalog.restore import StatePart
 from catalog.state_store import CheckpointStateManager, CheckpointStateStore
@@ -240,17 +244,39 @@ class CheckpointCatalog:
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
-    def histories(self, streams: Iterable[str] | None = None) -> dict[str, dict[str, Checkpoint]]:
+    def histories(
+        self,
+        streams: Iterable[str] | None = None,
+        *,
+        damaged: Callable[[str, CorruptError], None] | None = None,
+    ) -> dict[str, dict[str, Checkpoint]]:
         """Return what became of all checkpoints, by stream and key, from one read that takes no manifests along.
 
         Args:
             streams: which ones, by default all; one that has no row is left out.
+            damaged: is told of each stream whose rows cannot be read, and why, and that stream is left out; without it
+                that is an error.
         """
         where = [] if streams is None else [_of_streams(_several(streams))]
         found = defaultdict(list)
-        for row in self.engine.scan(Table.CHECKPOINTS, where, CHECKPOINT_FACTS).to_pylist():
+        for row in chain.from_iterable(part.to_pylist() for part in self._facts(where, damaged)):
             found[keys.stream_label(row["stream"])].append(Revision(**row))
         return {name: lifecycle.fold(found[name]) for name in sorted(found)}
+
+    def _facts(
+        self, where: Sequence[Condition], damaged: Callable[[str, CorruptError], None] | None
+    ) -> Iterator[pa.Table]:
+        """Yield all rows of some streams; where something is damaged, of each stream by itself."""
+        try:
+            yield self.engine.scan(Table.CHECKPOINTS, where, CHECKPOINT_FACTS)
+        except CorruptError:
+            for name in sorted(self._names(where, staged=False)):
+                try:
+                    yield self.engine.scan(Table.CHECKPOINTS, [_of_streams([name])], CHECKPOINT_FACTS)
+                except CorruptError as error:
+                    if damaged is None:
+                        raise rows_unreadable(name, error) from error
+                    damaged(name, rows_unreadable(name, error))
 
     def table(self, table: Table) -> "DataFrame":
         """Return one of the tables as a DataFrame, `checkpoints` as of this catalog's moment."""
@@ -298,6 +324,8 @@ class CheckpointCatalog:
         record: bool = True,
     ) -> ValidationReport:
         """Look at live checkpoints, where the workers are, and write what was found into `events`.
+
+        A stream whose rows cannot be read is told in the report, and the others are looked at all the same.
 
         Args:
             streams: which ones, by default all.
@@ -563,6 +591,7 @@ class CheckpointCatalog:
             CheckpointNotFoundError: there is no such stream, not even one of which there are only bytes.
         """
         policies = _policies(policies)
+        check_flag(dry_run, "dry_run")
         planned: list[Planned] = []
         undo_until: dict[str, datetime] = {}
         # Of one that is named there may be only bytes: nothing of it goes here, and its clean-up comes next.
@@ -619,6 +648,7 @@ class CheckpointCatalog:
         Raises:
             CheckpointNotFoundError: there is no such stream, not even one of which there are only bytes.
         """
+        check_flag(dry_run, "dry_run")
         wanted = self._known(streams, "to clean up", staged=True)
         return [prune.clean_up(self.stream(name), grace, dry_run=dry_run) for name in wanted]
 
@@ -644,6 +674,7 @@ class CheckpointCatalog:
         Raises:
             CorruptError: merged rows differ from what they were made of; nothing was deleted.
         """
+        check_flag(dry_run, "dry_run")
         if keep_removed is not None:
             check_span(keep_removed, "keep_removed", LONGEST_KEEP_REMOVED)
         return self.engine.compact(keep_removed=keep_removed, dry_run=dry_run, progress=progress)

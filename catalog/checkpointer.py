@@ -209,18 +209,7 @@ class Checkpointer:
         key = path_checkpoint(path)
         with self._lock:
             own = self._staging[key].stored.get(path) if key in self._staging else None
-        try:
-            return self._stream.read(key, path, own_attempt=own[0] if own else None)
-        except CorruptError as error:
-            if getattr(error, "missing", False) and not self._was_written(key, path):
-                raise ArtifactNotFoundError(f"checkpoint {key} has no artifact {path!r}", path=path) from error
-            raise
-
-    def _was_written(self, key: str, path: str) -> bool:
-        """Whether a saved checkpoint lists an artifact and had it when it was saved, or folded."""
-        found = self._stream.require_live(key, self._stream.find(key))
-        listed = {entry.path for _, entry in self._parse(found).entries()} - never_written(found)
-        return path in listed | {fold.path for fold in found.folded.values()}
+        return self._stream.read(key, path, own_attempt=own[0] if own else None)
 
     def _load_chain(self, id: str | UUID, operator: str, partition: int) -> list[ChainLink]:
         key = keys.uuid7(id)
@@ -228,15 +217,18 @@ class Checkpointer:
         keys.u64(partition, "partition")
 
         def read(line: Sequence[str], seen: History) -> list[ChainLink]:
+            broken = f"the chain of {operator!r} partition {partition} of checkpoint {key} is broken:"
+            try:
+                found = chains.links(line, seen, self._parse, operator, partition)
+            except (ClosedIdError, CorruptError) as error:
+                raise BrokenChainError(f"{broken} {error}") from error
             try:
                 return [
                     ChainLink(at, entry.path, entry.is_delta, self._stream.read(at, entry.path, from_trash=at != key))
-                    for at, entry in chains.links(line, seen, self._parse, operator, partition)
+                    for at, entry in found
                 ]
-            except (ClosedIdError, CorruptError) as error:
-                raise BrokenChainError(
-                    f"the chain of {operator!r} partition {partition} of checkpoint {key} is broken: {error}"
-                ) from error
+            except (ArtifactNotFoundError, ClosedIdError, CorruptError) as error:  # it may list what nobody wrote
+                raise BrokenChainError(f"{broken} {error}") from error
 
         return self._stream.along_chain(key, read)
 
@@ -257,14 +249,31 @@ class Checkpointer:
 
 
 def _check_entries(manifest: CheckpointManifestV2, stored: dict[str, Stored]) -> None:
-    """Refuse a manifest that says of an artifact what it is not."""
+    """Refuse a manifest that says of an artifact what it is not, or lists one twice."""
+    listed: set[str] = set()
     for operator, entry in manifest.entries():
         found = stored.get(entry.path)
+        where = f"operator {operator!r} partition {entry.partition_id}: {entry.path}"
+        if entry.path in listed:
+            raise InvalidInputError(f"{where} is listed twice: list every artifact once")
+        listed.add(entry.path)
+        if found and (what := _what(found)) not in (None, (entry.is_delta, operator, entry.partition_id)):
+            kind = "delta" if what[0] else "snapshot"
+            raise InvalidInputError(
+                f"{where} was written as the {kind} of operator {what[1]!r} partition {what[2]}, and is listed as a "
+                f"{'delta' if entry.is_delta else 'snapshot'}: list what save_snapshot and save_delta wrote, as it is"
+            )
         if found and (entry.sha256 not in (None, found.sha256) or entry.size_bytes != found.size):
             raise InvalidInputError(
-                f"operator {operator!r}: {entry.path} has {found.size} bytes with SHA-256 {found.sha256}, "
+                f"{where} has {found.size} bytes with SHA-256 {found.sha256}, "
                 f"the manifest says {entry.size_bytes} bytes with {entry.sha256}"
             )
+
+
+def _what(stored: Stored) -> tuple[bool, str, int] | None:
+    """Return whether an artifact is a delta, its operator and its partition, as it was staged; None if nobody knows."""
+    row = next(iter(stored.rows), None)
+    return (row["kind"] == "delta", row["operator"], row["partition"]) if row and row.get("operator") else None
 
 
 def manifest_columns(manifest: CheckpointManifestV2) -> dict[str, Any]:

@@ -95,14 +95,20 @@ class MomentEngine:
         self.workers_write = False
 
     def scan(
-        self, table: Table, where: Iterable[Condition], columns: Sequence[str], *, version: int | None = None
+        self,
+        table: Table,
+        where: Iterable[Condition],
+        columns: Sequence[str],
+        *,
+        version: int | None = None,
+        of_keys_with: Condition | None = None,
     ) -> pa.Table:
         """See Engine.scan; a version that is asked for is another moment."""
         if table is not Table.CHECKPOINTS or version is not None:
-            return self.current.scan(table, where, columns, version=version)
+            return self.current.scan(table, where, columns, version=version, of_keys_with=of_keys_with)
         if self.moment.version is not None:
-            return self.current.scan(table, where, columns, version=self.moment.version)
-        rows = self.current.scan(table, where, list(dict.fromkeys([*columns, "at"])))
+            return self.current.scan(table, where, columns, version=self.moment.version, of_keys_with=of_keys_with)
+        rows = self.current.scan(table, where, list(dict.fromkeys([*columns, "at"])), of_keys_with=of_keys_with)
         return rows.filter(pc.field("at") <= pa.scalar(self.moment.at, rows.schema.field("at").type)).select(columns)
 
     def versions(self) -> list[Version]:

@@ -169,7 +169,7 @@ class Best:
         keys.u64(self.count, "best", minimum=1)
         if not keys.text(self.by, "by"):
             raise InvalidInputError("best needs `by`, a place in the manifest such as metadata.accuracy")
-        _flag(self.lowest, "lowest")
+        check_flag(self.lowest, "lowest")
 
     def keeps(self, candidates: Candidates) -> dict[str, str]:
         """See Policy; of equal ones the newest."""
@@ -262,7 +262,7 @@ class Retention:
     def __post_init__(self) -> None:
         keys.text(self.streams, "streams")
         check_span(self.undo_for, "undo_for")
-        _flag(self.allow_empty, "allow_empty")
+        check_flag(self.allow_empty, "allow_empty")
         if not self.policies:
             raise InvalidInputError(
                 f"the retention of streams {self.streams!r} keeps nothing: give at least one policy"
@@ -332,8 +332,8 @@ def _retention(table: Mapping[str, Any]) -> Retention:
         policies.append(Within(span(told.within)))
     policies += [Newest(one, count) for one in Period if (count := getattr(told, one)) is not None]
     policies += [Best(**one) for one in told.best]
-    policies += [LastCommitted()] if _flag(told.last_committed, "last_committed") else []
-    policies += [LastValidated()] if _flag(told.last_validated, "last_validated") else []
+    policies += [LastCommitted()] if check_flag(told.last_committed, "last_committed") else []
+    policies += [LastValidated()] if check_flag(told.last_validated, "last_validated") else []
     return Retention(tuple(policies), told.streams, span(told.undo_for), told.allow_empty)
 
 
@@ -355,8 +355,8 @@ def check_span(span: object, what: str, longest: timedelta = LONGEST_SPAN) -> ti
     return span
 
 
-def _flag(value: object, what: str) -> bool:
-    """Return a yes or no; text that says "no" would count as yes."""
+def check_flag(value: object, what: str) -> bool:
+    """Return a yes or no; refuse what is neither: text that says "no" would count as yes."""
     if not isinstance(value, bool):
         raise InvalidInputError(f"{what} must be true or false, not {value!r}")
     return value

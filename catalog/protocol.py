@@ -149,7 +149,8 @@ class Stream(StreamReader):
 
     def check_open(self, key: str) -> None:
         """Refuse to stage for an id that already has a row, or for a stream that holds another format."""
-        found = self.find(key, manifest=False) if self._has_format or key in self.all_keys() else None
+        self.check_format()
+        found = self.find(key, manifest=False)
         if found is None:
             return
         if found.live:
@@ -263,8 +264,8 @@ class Stream(StreamReader):
         ]
         for rounds_left in reversed(range(ROUNDS)):
             planner = prune if rounds_left else None  # the save is worth more than its auto-prune
-            history = self.history() if draft.parent or planner else {}
-            row = self._standing_on(row, history, draft)
+            history = self.history() if draft.parent else None
+            row = self._standing_on(row, history or {}, draft)
             others, counted = self._auto_prune(row, history, planner) if planner else ([], [])
             if draft.pin:
                 others.append(self._next(lifecycle.fold([row])[row.checkpoint_key], **_pinning(draft.pin, draft.pin)))
@@ -310,7 +311,7 @@ class Stream(StreamReader):
         """Return the row, later than its parent's rows and with the line it stands on, if its parent is there."""
         if draft.parent is None:
             return row
-        parent = history.get(draft.parent)
+        parent = history.get(draft.parent) or self.find(draft.parent, manifest=False)
         if parent is None or not parent.live:
             why = f"is {parent.status}" if parent else "does not exist"
             raise BrokenChainError(
@@ -325,9 +326,15 @@ class Stream(StreamReader):
             details=json.dumps({**json.loads(row.details or "{}"), "line": line}),
         )
 
-    def _auto_prune(self, row: Revision, history: History, prune: Planner) -> tuple[list[Revision], list[Unless]]:
-        """Return the rows and guards by which this save lets old checkpoints go; a fault here never fails the save."""
+    def _auto_prune(
+        self, row: Revision, history: History | None, prune: Planner
+    ) -> tuple[list[Revision], list[Unless]]:
+        """Return the rows and guards by which this save lets old checkpoints go; a fault here never fails the save.
+
+        Nor does a history that cannot be read, which the save itself does not need without a parent.
+        """
         try:
+            history = self.history() if history is None else history
             now = self.clock()
             after = dict(sorted({**history, **lifecycle.fold([row])}.items()))
             plan = prune(after, now)
@@ -335,7 +342,7 @@ class Stream(StreamReader):
             rows = self._trash_rows(after, plan, now + AUTO_PRUNE_UNDO)
             rows += self._purge_rows(history, now)
         except Exception:
-            log.exception("auto-prune of stream %r failed; the save goes on without it", self.label)
+            log.exception("auto-prune of stream %r failed; the save goes on without it, and nothing goes", self.label)
             return [], []
         counts_on_another = rows and plan.counts_on and plan.counts_on.key != row.checkpoint_key
         return rows, self._counts_on(plan) if counts_on_another else []
@@ -354,7 +361,9 @@ class Stream(StreamReader):
 
     def _explain_refusal(self, draft: Draft) -> None:
         """Raise why the guards refused a save; a plan that has to be made anew is no reason."""
-        purged = {key for key, one in self.history().items() if one.status is Status.PURGED}
+        self.highest_key()  # refuses another format
+        stood_on = sorted({*draft.vias, *([draft.parent] if draft.parent else [])})
+        purged = {key for key, one in self.history(stood_on).items() if one.status is Status.PURGED}
         facts = {"stream": self.label, "key": draft.key}
         if draft.parent in purged:
             raise BrokenChainError(
@@ -518,7 +527,7 @@ class Stream(StreamReader):
 
         def planner(history: History, now: datetime) -> Plan:
             for key in doomed:
-                if key not in history:
+                if key not in history and self.find(key, manifest=False) is None:
                     self.require_live(key, None)
             return retention.drop(history, doomed, reason, now)
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TypeVar
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from catalog import artifacts, chains, keys, lifecycle
@@ -24,10 +26,12 @@ from catalog.errors import (
     TrashedError,
 )
 from catalog.lifecycle import Change, Checkpoint, History, Revision, Status
+from catalog.manifest import parse_any
 from catalog.moment import MomentEngine
-from catalog.tables.port import Condition, Engine, Equals, In, Table
+from catalog.tables.port import Between, Condition, Engine, Equals, In, Table
 from catalog.tables.schema import CHECKPOINT_FACTS
 from catalog.threads import start
+from catalog.validation import written_paths
 
 T = TypeVar("T")
 
@@ -35,6 +39,10 @@ ROUNDS = 8
 """How often a decision is made anew because another writer changed what it stood on."""
 _HEADLINES = ("checkpoint_key", "revision", "change", "format")
 _NO_TIME = datetime.min.replace(tzinfo=UTC)
+_LIFE = In("change", tuple(change for change in Change if change not in (Change.PURGED, Change.ABANDONED)))
+"""What an id has besides marks, unless it was purged and swept, or given up before it was saved."""
+_AFTER_ALL_KEYS = "g"
+"""Keys are digits, and UUIDs in lower-case hex."""
 
 
 class StreamReader:
@@ -65,23 +73,36 @@ class StreamReader:
         self.clock = clock
         self.actor = actor
         self._has_format = False
+        self._highest: str | None = None
         self._attempts: dict[str, str] = {}
         """By key, and by path for what was folded."""
 
     def __str__(self) -> str:
         return f"{self.label!r} at {self.engine.place}"
 
-    def history(self, only: Sequence[str] | None = None, *, manifests: bool = False) -> dict[str, Checkpoint]:
-        """Return the stream's checkpoints, or those of some keys, by key, oldest first."""
-        columns = (*CHECKPOINT_FACTS, "manifest") if manifests else CHECKPOINT_FACTS
-        return self._history(self.engine, only, columns)
+    def history(
+        self, only: Sequence[str] | None = None, *, manifests: bool = False, marks: bool = False
+    ) -> dict[str, Checkpoint]:
+        """Return the stream's checkpoints, or those of some keys whatever became of them, by key, oldest first.
 
-    def _history(self, engine: Engine, only: Sequence[str] | None, columns: Sequence[str]) -> dict[str, Checkpoint]:
-        history = lifecycle.fold(self._revisions(engine, only, columns))
+        Marks stay for ever: what a look at the whole stream costs must not depend on how many there are.
+
+        Args:
+            only: the keys.
+            manifests: take the manifests along.
+            marks: of a whole stream, also ids of which only a mark is left: that they were purged, or given up.
+        """
+        columns = (*CHECKPOINT_FACTS, "manifest") if manifests else CHECKPOINT_FACTS
+        return self._history(self.engine, only, columns, marks=marks or only is not None)
+
+    def _history(
+        self, engine: Engine, only: Sequence[str] | None, columns: Sequence[str], *, marks: bool = True
+    ) -> dict[str, Checkpoint]:
+        history = lifecycle.fold(self._revisions(engine, only, columns, marks=marks))
         if isinstance(engine, MomentEngine) and any(one.parent for one in history.values()):
             # Bytes are read as they are now, and what a chain stood on then may have been folded away since.
             rows = _scan(engine.current, self.stream, only, CHECKPOINT_FACTS, Equals("change", Change.FOLDED))
-            history = lifecycle.with_folds(history, rows)
+            history = lifecycle.with_folds(history, _revisions(rows))
         self._attempts = {key: one.origin.attempt for key, one in history.items() if one.origin and one.origin.attempt}
         with suppress(CorruptError):  # is told to whoever reads that checkpoint
             self._attempts |= {fold.path: fold.attempt for one in history.values() for fold in one.folded.values()}
@@ -91,10 +112,12 @@ class StreamReader:
         """Return all rows of the stream, or of some keys, with manifests."""
         return self._revisions(self.engine, only, (*CHECKPOINT_FACTS, "manifest"))
 
-    def _revisions(self, engine: Engine, only: Sequence[str] | None, columns: Sequence[str]) -> list[Revision]:
-        rows = _scan(engine, self.stream, only, columns)
-        self._refuse_other_format({row.format for row in rows})
-        return rows
+    def _revisions(
+        self, engine: Engine, only: Sequence[str] | None, columns: Sequence[str], *, marks: bool = True
+    ) -> list[Revision]:
+        rows = _scan(engine, self.stream, only, columns, marks=marks)
+        self._refuse_other_format(set(rows.column("format").unique().to_pylist()))
+        return _revisions(rows)
 
     def find(self, key: str, *, manifest: bool = True) -> Checkpoint | None:
         """Return one checkpoint, whatever became of it."""
@@ -111,25 +134,49 @@ class StreamReader:
 
     def _newest_committed(self) -> str | None:
         """Return the key of the latest, from columns that file statistics tell without a file being opened."""
-        rows = self.engine.scan(Table.CHECKPOINTS, [Equals("stream", self.stream)], _HEADLINES).to_pylist()
-        self._refuse_other_format({row["format"] for row in rows})
-        history = lifecycle.fold(Revision(stream=self.stream, insert_id="", at=_NO_TIME, **row) for row in rows)
+        rows = _scan(self.engine, self.stream, None, _HEADLINES, marks=False)
+        self._refuse_other_format(set(rows.column("format").unique().to_pylist()))
+        history = lifecycle.fold(
+            Revision(stream=self.stream, insert_id="", at=_NO_TIME, **row) for row in rows.to_pylist()
+        )
         newest = lifecycle.latest(history)
         return newest.key if newest else None
-
-    def all_keys(self) -> set[str]:
-        """Return the keys of all rows, marks included."""
-        found = self.engine.scan(Table.CHECKPOINTS, [Equals("stream", self.stream)], ["checkpoint_key", "format"])
-        self._refuse_other_format(set(found.column("format").to_pylist()))
-        return set(found.column("checkpoint_key").to_pylist())
 
     def highest_id(self) -> int:
         """Return the highest integer id of any row, 0 if there is none: ids are never used again.
 
         What somebody staged under a UUID before the stream's first save fixed its format may be marked here too.
         """
-        ids = (keys.checkpoint_id(key) for key in self.all_keys())
+        highest = keys.checkpoint_id(self.highest_key() or keys.integer_key(0, minimum=0))
+        if isinstance(highest, int):
+            return highest
+        found = self.engine.scan(Table.CHECKPOINTS, [Equals("stream", self.stream)], ["checkpoint_key"])
+        ids = map(keys.checkpoint_id, found.column("checkpoint_key").unique().to_pylist())
         return max((one for one in ids if isinstance(one, int)), default=0)
+
+    def highest_key(self) -> str | None:
+        """Return the highest key of any row: ids are never used again.
+
+        Marks below a key that has more, or that was the highest once, need not be looked through.
+        """
+        self._highest = self._highest_from(self._highest) if self._highest else None
+        if self._highest is None:  # nobody looked yet, or the folder was put back from a backup
+            found = _scan(self.engine, self.stream, None, _HEADLINES, marks=False)
+            self._highest = self._highest_from(pc.max(found.column("checkpoint_key")).as_py() or "")
+        return self._highest
+
+    def _highest_from(self, since: str) -> str | None:
+        from_there = Between("checkpoint_key", since, _AFTER_ALL_KEYS)
+        columns = ["checkpoint_key", "format"]
+        found = self.engine.scan(Table.CHECKPOINTS, [Equals("stream", self.stream), from_there], columns)
+        self._refuse_other_format(set(found.column("format").unique().to_pylist()))
+        highest: str | None = pc.max(found.column("checkpoint_key")).as_py()
+        return highest
+
+    def marked_keys(self) -> pa.ChunkedArray:
+        """Return the keys of which only a mark is left, which nothing changes any more."""
+        rows = _scan(self.engine, self.stream, None, _HEADLINES)
+        return rows.filter(pc.invert(_has_life(rows))).column("checkpoint_key")
 
     def require_live(self, key: str, checkpoint: Checkpoint | None) -> Checkpoint:
         """Return the checkpoint if it is live, else say what became of it."""
@@ -256,34 +303,42 @@ class StreamReader:
 
     def _explain_fault(self, key: str, seen: Checkpoint | None, fault: ChunkFault) -> Exception:
         """Ask again before anything is called corrupt: a purge or a fold may have moved the bytes."""
-        now = self.now(key)
+        now = self.now(key, manifest=isinstance(fault, NoSuchArtifact))
         if now is not None and not now.unpurged:
             return self.closed(now)
         moved = (now and now.head.revision) != (seen and seen.head.revision)
         if moved and not isinstance(self.engine, MomentEngine):
             return _MovedError(f"checkpoint {keys.checkpoint_id(key)} changed while it was read ({fault}); try again")
-        expected = now is not None and now.origin is not None and now.origin.artifact_count
         where = f"stream {self.label!r}, checkpoint {keys.checkpoint_id(key)}: "
-        if isinstance(fault, NoSuchArtifact) and not expected:
+        if isinstance(fault, NoSuchArtifact) and not (now and self._was_written(now, str(getattr(fault, "path", "")))):
             return ArtifactNotFoundError(where + str(fault), stream=self.label, key=key)
         return CorruptError(where + str(fault), stream=self.label, key=key, missing=isinstance(fault, NoSuchArtifact))
+
+    def _was_written(self, checkpoint: Checkpoint, path: str) -> bool:
+        """Whether a checkpoint had an artifact when it was saved, or folded; else it is not one that was lost."""
+        if checkpoint.origin is None or not (checkpoint.origin.artifact_count or checkpoint.folds):
+            return False
+        try:
+            return path in written_paths(checkpoint, parse_any(checkpoint, self.label))
+        except CorruptError:
+            return True  # what it had cannot be told any more
 
     def _refuse_purged_since(self, key: str) -> None:
         """Tell that a checkpoint of an earlier moment was purged since, whether its bytes are swept or not."""
         if isinstance(self.engine, MomentEngine) and (now := self.now(key)) and not now.unpurged:
             raise self.closed(now)
 
-    def now(self, key: str) -> Checkpoint | None:
+    def now(self, key: str, *, manifest: bool = False) -> Checkpoint | None:
         """Return a checkpoint as it is now, whatever moment this stream shows."""
         if not isinstance(self.engine, MomentEngine):
-            return self.find(key, manifest=False)
+            return self.find(key, manifest=manifest)
         present = StreamReader(self.engine.current, self.label, self.format, clock=self.clock, actor=self.actor)
-        return present.find(key, manifest=False)
+        return present.find(key, manifest=manifest)
 
     def check_format(self) -> None:
         """Refuse to stage for a stream that holds another format; asked of the table until the stream has one."""
         if not self._has_format:
-            self.all_keys()
+            self.highest_key()
 
     def closed(self, checkpoint: Checkpoint) -> Exception:
         """Return the error that says why an id is not live."""
@@ -314,11 +369,42 @@ def heads(history: History) -> Mapping[str, tuple[int, int]]:
 
 
 def _scan(
-    engine: Engine, stream: str, only: Sequence[str] | None, columns: Sequence[str], *where: Condition
-) -> list[Revision]:
+    engine: Engine,
+    stream: str,
+    only: Sequence[str] | None,
+    columns: Sequence[str],
+    *where: Condition,
+    marks: bool = True,
+) -> pa.Table:
+    """Return rows of a stream, with or without those of ids of which only a mark is left."""
     of_keys = [In("checkpoint_key", tuple(only))] if only is not None else []
-    rows = engine.scan(Table.CHECKPOINTS, [Equals("stream", stream), *of_keys, *where], columns).to_pylist()
-    return [Revision(**row) for row in rows]
+    conditions = [Equals("stream", stream), *of_keys, *where]
+    try:
+        if marks:
+            return engine.scan(Table.CHECKPOINTS, conditions, columns)
+        rows = engine.scan(Table.CHECKPOINTS, conditions, columns, of_keys_with=_LIFE)
+    except CorruptError as error:
+        raise rows_unreadable(keys.stream_label(stream), error) from error
+    return rows.filter(_has_life(rows))
+
+
+def rows_unreadable(label: str, error: CorruptError) -> CorruptError:
+    """Return the error that says which stream's rows cannot be read, and what to do."""
+    return CorruptError(
+        f"the rows of stream {label!r} cannot be read, so nothing of it is chosen or deleted: {error}; other streams "
+        'go on, and docs/OPERATIONS.md says what to do: "a stream cannot be read"',
+        stream=label,
+    )
+
+
+def _has_life(rows: pa.Table) -> pa.ChunkedArray:
+    """Say of each row whether its key has more than marks, without making an object of any."""
+    key, change = rows.column("checkpoint_key"), rows.column("change")
+    return pc.is_in(key, pc.unique(key.filter(pc.is_in(change, pa.array(_LIFE.values, change.type)))))
+
+
+def _revisions(rows: pa.Table) -> list[Revision]:
+    return [Revision(**row) for row in rows.to_pylist()]
 
 
 class _MovedError(ConflictError):

@@ -27,6 +27,7 @@ from catalog.manifest import (
     parse_any,
     parse_stored,
 )
+from catalog.policies import check_flag
 from catalog.protocol import Stream
 from catalog.reader import ROUNDS
 from catalog.recovery import RecoveryReport, Requirement
@@ -78,6 +79,8 @@ def recover(
         history: the stream's checkpoints, if they are known already.
         vnode_count: what manifests are expected to have; another one is a warning.
     """
+    check_flag(allow_pending, "allow_pending")
+    check_flag(lenient, "lenient")
     verifier = Verifier(stream, vnode_count=vnode_count)
     went: list[str] = []
     faulty: set[int | str] = set()

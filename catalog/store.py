@@ -29,6 +29,7 @@ from catalog.manifest import (
     parse_stored,
     sha256_text,
 )
+from catalog.policies import check_flag
 from catalog.protocol import DELETED, PRUNE_UNDO, Draft, Stream
 from catalog.recovery import RecoveryReport
 from catalog.retention import Planner
@@ -39,7 +40,7 @@ from catalog.stream_factory import (
     open_handle,
 )
 from catalog.sweep import ORPHAN_GRACE, clean_up
-from catalog.validation import ValidationResult, failure
+from catalog.validation import ValidationResult, failure, is_inline
 from catalog.verify import Verifier
 
 STATE_PATH = CheckpointManifest.STATE_PATH
@@ -166,6 +167,7 @@ class CheckpointStore:
         self._save(manifest.model_copy(update={"state_checksum": checksum}), key, attempt, {STATE_PATH: stored})
 
     def _base(self, previous: int | None, share: bool) -> Callable[[], Base | None]:
+        check_flag(share, "share")
         key = self._live_key(previous)
         return partial(self._stream.base, key) if share else lambda: None
 
@@ -207,7 +209,7 @@ class CheckpointStore:
             self._stream,
             keys.integer_key(checkpoint_id),
             previous=self._live_key(previous),
-            share=share,
+            share=check_flag(share, "share"),
             threshold=threshold,
             max_amplification=max_amplification,
             cutting=_cutting(cutting),
@@ -319,7 +321,15 @@ class CheckpointStore:
         return readable
 
     def load_state_data(self, checkpoint_id: int) -> bytes | None:
-        """Return a checkpoint's state, verified, None if it has none; large states are better streamed."""
+        """Return a checkpoint's state, verified; large states are better streamed.
+
+        None is an answer: it has no state, or was never saved. Where it had some that cannot be had, that is an error:
+        whoever lists ids and then loads must not take what somebody let go meanwhile for a fresh start.
+
+        Raises:
+            TrashedError, PurgedError: it was let go; `load_by_id` says None of it.
+            CorruptError: its state is not what was saved.
+        """
         key = keys.integer_key(checkpoint_id)
         try:
             return self._stream.read(key, STATE_PATH, own_attempt=self._own_attempt(key))
@@ -374,6 +384,7 @@ class CheckpointStore:
             undo_for: how long it can be undone.
         """
         keys.u64(keep_count, "keep_count")
+        check_flag(allow_empty, "allow_empty")
         if keep_count == 0 and not allow_empty:
             raise InvalidInputError("prune(0) would leave no checkpoint: pass allow_empty=True if that is meant")
         return len(self._stream.trash(self._keep(keep_count, allow_empty), undo_for).trash)
@@ -472,13 +483,15 @@ class CheckpointStore:
         *,
         pin: str | None = None,
     ) -> None:
-        if manifest.state_checksum is None:
-            manifest = self._with_checksum(manifest, key, attempt, staged.get(STATE_PATH))
-        self._save(manifest, key, attempt, staged, pin=pin)
+        self._save(self._with_checksum(manifest, key, attempt, staged.get(STATE_PATH)), key, attempt, staged, pin=pin)
 
     def _with_checksum(
         self, manifest: CheckpointManifest, key: str, attempt: str, stored: Stored | None
     ) -> CheckpointManifest:
+        """Return a manifest with the checksum of its state; refuse one that has another: nobody could restore it.
+
+        Where state is expected and nobody has staged it, there is nothing to compare with.
+        """
         inline = manifest.inline_hash()
         checksum = stored.sha256 if stored and not inline else inline
         if stored and inline:
@@ -486,7 +499,16 @@ class CheckpointStore:
             for chunk in artifacts.read(self._stream.engine, self._stream.stream, key, attempt, STATE_PATH):
                 mixed.update(chunk)
             checksum = mixed.hexdigest()
-        return manifest.model_copy(update={"state_checksum": checksum})
+        if manifest.state_checksum in (None, checksum):
+            return manifest.model_copy(update={"state_checksum": checksum})
+        if stored or is_inline(manifest):
+            self._stream.check_open(key)  # what became of the id is told first
+            raise InvalidInputError(
+                f"checkpoint {manifest.checkpoint_id} of stream {self._stream.label!r}: its state_checksum is "
+                f"{manifest.state_checksum!r}, but its state has {checksum}; nothing was saved: leave state_checksum "
+                "None, as CheckpointManifest.new does, and it is computed here"
+            )
+        return manifest
 
     def _save(
         self,
@@ -506,7 +528,9 @@ class CheckpointStore:
             pin=pin,
             facts=manifest_columns(manifest),
         )
-        self._stream.save(draft, self._keep(self._max_retained, False) if self._max_retained else None)
+        # Nothing goes because of one whose state nobody has staged: recovery will pass it over.
+        prunes = self._max_retained and (STATE_PATH in staged or not manifest.expects_state)
+        self._stream.save(draft, self._keep(self._max_retained, False) if prunes else None)
         with self._lock:
             self._staged.pop(key, None)
 

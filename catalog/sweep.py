@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from catalog import artifacts, chains, keys
 from catalog.errors import CorruptError
 from catalog.lifecycle import Change, History, Status
@@ -54,6 +57,8 @@ def sweep(stream: Stream, grace: timedelta = ORPHAN_GRACE, *, assume_purged: Set
         assume_purged: delete nothing, and only say what would go if these keys were purged.
     """
     noted = stream.clock()
+    # Before the others: whoever saved something that stands on one of these did so before its mark, and is seen then.
+    marked = stream.marked_keys()
     history = stream.history()
     history |= {key: replace(history[key], status=Status.PURGED) for key in assume_purged or () if key in history}
     rows = artifacts.facts(stream.engine, stream.stream, [])
@@ -61,6 +66,7 @@ def sweep(stream: Stream, grace: timedelta = ORPHAN_GRACE, *, assume_purged: Set
     by_attempt: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_attempt[row["checkpoint_key"], row["attempt"]].append(row)
+    history |= _closed(stream, marked, {key for key, _ in by_attempt} - history.keys())
     dead: set[tuple[str, str]] = set()
     orphans: dict[str, list[str]] = defaultdict(list)
     for key, attempt in sorted(by_attempt.keys() - needed):
@@ -96,6 +102,12 @@ def _record(stream: Stream, report: SweepReport) -> None:
         "details": json.dumps(asdict(report)),
     }  # fmt: skip
     stream.engine.append(Table.EVENTS, [arrow(Table.EVENTS, [row])])
+
+
+def _closed(stream: Stream, marked: pa.ChunkedArray, staged: Set[str]) -> History:
+    """Return the checkpoints, of some of which there are bytes, of which nothing but a mark was left before."""
+    found = pa.array(sorted(staged), marked.type)
+    return stream.history(found.filter(pc.is_in(found, marked)).to_pylist())
 
 
 def _needed(

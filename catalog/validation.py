@@ -153,8 +153,16 @@ def needed_paths(checkpoint: Checkpoint, manifest: Manifest) -> set[str]:
         case StateManifest():
             return {manifest.STATE_PATH} if manifest.state_b64 is None else set()
         case CheckpointManifest():
-            needs_it = _has_state(checkpoint, manifest) or (manifest.expects_state and not _is_inline(manifest))
+            needs_it = _has_state(checkpoint, manifest) or (manifest.expects_state and not is_inline(manifest))
             return {*manifest.artifact_handles(), *([manifest.STATE_PATH] if needs_it else [])}
+
+
+def written_paths(checkpoint: Checkpoint, manifest: Manifest) -> set[str]:
+    """Return the paths of the artifacts that it had when it was saved, and of what they were folded into."""
+    own = needed_paths(checkpoint, manifest)
+    if isinstance(manifest, CheckpointManifest) and not _has_state(checkpoint, manifest):
+        own -= {manifest.STATE_PATH}  # expected, and never staged
+    return own | {fold.path for fold in checkpoint.folded.values()}
 
 
 def metadata_issues(
@@ -227,7 +235,7 @@ def _checksum_issues(checkpoint: Checkpoint, manifest: CheckpointManifest, kept:
     state = kept.get(manifest.STATE_PATH)
     if staged and manifest.state_checksum is None:
         yield failure("checksum_missing", "the state has no checksum")
-    elif not staged and manifest.expects_state and _is_inline(manifest):
+    elif not staged and manifest.expects_state and is_inline(manifest):
         yield failure("checksum_mismatch", "checksum mismatch: the inline state is not what was saved")
     elif state and state.complete and not manifest.inline_hash() and state.sha256 != manifest.state_checksum:
         problem = f"checksum mismatch: state is {state.sha256}, not {manifest.state_checksum}"
@@ -240,6 +248,6 @@ def _has_state(checkpoint: Checkpoint, manifest: CheckpointManifest) -> bool:
     return (count or 0) > len(manifest.artifact_handles())
 
 
-def _is_inline(manifest: CheckpointManifest) -> bool:
+def is_inline(manifest: CheckpointManifest) -> bool:
     """Whether all its state rides in the manifest."""
     return manifest.inline_hash() is not None and not any(one.external for one in manifest.operator_states.values())

@@ -297,11 +297,13 @@ class ValidationReport:
     seconds: float
     results: tuple[tuple[str, ValidationResult], ...]
     """Stream and findings of each checkpoint that has any."""
+    unreadable: tuple[tuple[str, str], ...] = ()
+    """Stream and reason of each whose rows cannot be read, so that nobody knows what it has."""
 
     @property
     def valid(self) -> bool:
-        """Whether no integrity failure was found."""
-        return all(result.valid for _, result in self.results)
+        """Whether no integrity failure was found, in rows that could be read."""
+        return not self.unreadable and all(result.valid for _, result in self.results)
 
     def explain(self) -> str:
         """Return the report as text for people."""
@@ -310,9 +312,12 @@ class ValidationReport:
             for stream, result in self.results
             for issue in result.issues
         ]
+        lines += [f"integrity: {why}" for _, why in self.unreadable]
         told = f"{self.checked} of {self.of_checkpoints} checkpoints, {self.bytes / (1 << 20):.1f} MiB"
         faulty = sum(not result.valid for _, result in self.results)
         verdict = f"integrity failures in {faulty}, having looked at" if faulty else "no integrity failure in"
+        if self.unreadable:
+            verdict = f"{len(self.unreadable)} streams cannot be read; {verdict}"
         return "\n".join([*lines, f"{verdict} {told}, depth {self.depth}, in {self.seconds:.1f} s"])
 
 
@@ -330,7 +335,7 @@ def validate(
     """Look at live checkpoints where the workers are, and write down what was found; see CheckpointCatalog.validate."""
     began = time.monotonic()
     beside = engine.worker()  # a job for a few rows would take as long as hashing hundreds of MiB
-    candidates, vnodes = _live(beside, streams, clock, actor)
+    candidates, vnodes, unreadable = _live(beside, streams, clock, actor)
     chosen = sample.choose(candidates) if sample else candidates
     sizes = {(stream, key): size for stream, key, size in chosen}
     tasks = [pickle.dumps((stream, some, depth, vnodes[stream])) for stream, some in _tasks(chosen, depth)]
@@ -339,7 +344,9 @@ def validate(
     size = looked_at = 0
     unrecorded: list[dict[str, Any]] = []
     for answer in engine.spread(tasks, check_task):
-        stream, results = pickle.loads(answer)
+        stream, results, why = pickle.loads(answer)
+        if why:
+            unreadable[keys.stream_label(stream)] = why
         for key, result in results:
             looked_at += 1
             size += sizes[stream, key]
@@ -353,33 +360,42 @@ def validate(
     if record and unrecorded:
         record_events(beside, unrecorded)
     found = tuple((keys.stream_label(stream), result) for stream, _, result in done if result.issues)
-    return ValidationReport(depth, len(done), len(candidates), size, time.monotonic() - began, found)
+    seconds = time.monotonic() - began
+    return ValidationReport(depth, len(done), len(candidates), size, seconds, found, tuple(sorted(unreadable.items())))
 
 
 def check_task(engine: Engine, task: bytes) -> bytes:
     """Look at some checkpoints of a stream; runs where the workers are."""
     stream, wanted, depth, vnode_count = pickle.loads(task)
     reader = StreamReader(engine, keys.stream_label(stream), clock=datetime.now, actor="")
-    return pickle.dumps((stream, list(Verifier(reader, vnode_count=vnode_count).check_many(wanted, depth))))
+    try:
+        results, why = list(Verifier(reader, vnode_count=vnode_count).check_many(wanted, depth)), None
+    except CorruptError as error:  # of its rows: what is wrong with artifacts is a finding
+        results, why = [], str(error)
+    return pickle.dumps((stream, results, why))
 
 
 def _live(
     engine: Engine, streams: Sequence[str] | None, clock: Callable[[], datetime], actor: str
-) -> tuple[list[tuple[str, str, int]], dict[str, int | None]]:
-    """Return (stream, key, bytes) of live checkpoints, and the vnode count of each stream's latest."""
+) -> tuple[list[tuple[str, str, int]], dict[str, int | None], dict[str, str]]:
+    """Return (stream, key, bytes) of live checkpoints, vnode counts by stream, and why streams cannot be read."""
     if streams is None:
         found = engine.scan(Table.CHECKPOINTS, [], ["stream"]).column("stream").unique().to_pylist()
         streams = [keys.stream_label(one) for one in found]
-    candidates, vnodes = list[tuple[str, str, int]](), dict[str, int | None]()
+    candidates, vnodes, unreadable = list[tuple[str, str, int]](), dict[str, int | None](), dict[str, str]()
     for name in sorted(streams):
         reader = StreamReader(engine, name, clock=clock, actor=actor)
-        history = reader.history()
-        if not history:
+        try:
+            history = reader.history()
+        except CorruptError as error:
+            unreadable[name] = str(error)
+            continue
+        if not history and reader.highest_key() is None:
             raise CheckpointNotFoundError(f"there is no stream {name!r} to validate", stream=name)
         newest = lifecycle.latest(history)
         vnodes[reader.stream] = newest.content.vnode_count if newest and newest.content else None
         candidates += [(reader.stream, key, one.bytes) for key, one in history.items() if one.live]
-    return candidates, vnodes
+    return candidates, vnodes, unreadable
 
 
 def _tasks(chosen: Iterable[tuple[str, str, int]], depth: Depth) -> Iterator[tuple[str, list[str]]]:

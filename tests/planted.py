@@ -33,6 +33,19 @@ def v1(number, **fields):
     return CheckpointManifest.new(number, epoch=fields.pop("epoch", number), **fields)
 
 
+def plant_marks(catalog, stream, numbers, **told):
+    """Leave nothing of these checkpoints but the mark that they were purged, as a sweep does."""
+    now = catalog.stream(stream).clock()
+    mark = {
+        "stream": keys.stream_key(stream), "revision": 2, "change": Change.PURGED, "format": keys.Format.MANIFEST_V1,
+        "at": now, "actor": "user@host", "reason": "undo window ended: not one of the newest 2",
+        "details": json.dumps({"saved_at": now.isoformat(), "trashed_at": now.isoformat()}),
+        **told,
+    }  # fmt: skip
+    rows = [{**mark, "checkpoint_key": keys.integer_key(one), "insert_id": keys.new_uuid7()} for one in numbers]
+    catalog.engine.append(Table.CHECKPOINTS, [arrow(Table.CHECKPOINTS, rows)])
+
+
 class Planted:
     """The catalog, and which rules each checkpoint breaks: {(stream, id): {rule, …}}."""
 

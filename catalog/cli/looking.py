@@ -12,7 +12,7 @@ from catalog.catalog import CheckpointCatalog
 from catalog.cli import output as show_as
 from catalog.cli.frame import DebugOption, ExitCode, IdArgument, OutputOption, PathArgument, StreamArgument, running
 from catalog.cli.job import chosen_streams
-from catalog.cli.output import Column, Facts, Listing, OutputFormat
+from catalog.cli.output import Column, Facts, Listing, Output, OutputFormat
 from catalog.errors import CatalogError, CheckpointNotFoundError
 from catalog.lifecycle import Checkpoint, History, Revision, Status
 from catalog.manifest import CheckpointManifest, FailedSink, Manifest, parse_any
@@ -30,13 +30,26 @@ def list_command(
 ) -> None:
     """List live checkpoints, or those in the trash, oldest first."""
     with running(output, debug) as out, CheckpointCatalog.native(path) as catalog:
-        histories = catalog.histories(None if stream is None else chosen_streams(catalog, [stream]))
+        unread: list[str] = []
+        histories = catalog.histories(
+            None if stream is None else chosen_streams(catalog, [stream]),
+            damaged=lambda _, error: unread.append(str(error)),
+        )
         now = datetime.now(UTC)
         rows = [row for label, history in histories.items() for row in list_rows(label, history, now, trash=trash)]
         if not rows:
             what = "nothing in the trash" if trash else "no live checkpoints"
             out.note(what + (f" in stream {stream!r}" if stream is not None else ""))
         out.result(rows, *([_listing(rows)] if rows else []))
+        told_unread(out, unread)
+
+
+def told_unread(out: Output, unread: Sequence[str]) -> None:
+    """Say which streams cannot be read, and end with the code for faults if there are any."""
+    for problem in unread:
+        out.note(problem)
+    if unread:
+        raise typer.Exit(ExitCode.FAULTS)
 
 
 def show_command(

@@ -13,7 +13,7 @@ from catalog.catalog import CheckpointCatalog
 from catalog.cli import output as show_as
 from catalog.cli.frame import DebugOption, ExitCode, OutputOption, PathArgument, StreamArgument, running
 from catalog.cli.job import chosen_streams
-from catalog.cli.looking import age_seconds, list_rows, no_checkpoint
+from catalog.cli.looking import age_seconds, list_rows, no_checkpoint, told_unread
 from catalog.cli.output import Column, Listing, OutputFormat
 from catalog.lifecycle import History, Status
 from catalog.tables.port import Condition, Equals, Table
@@ -30,12 +30,13 @@ def streams_command(path: PathArgument, output: OutputOption = OutputFormat.TEXT
     with running(output, debug) as out, CheckpointCatalog.native(path) as catalog:
         now = datetime.now(UTC)
         verdicts = _verdicts(catalog)
-        rows = [
-            _stream_row(label, history, verdicts.get(label, {}), now) for label, history in catalog.histories().items()
-        ]
-        if not rows:
+        unread: list[str] = []
+        histories = catalog.histories(damaged=lambda _, error: unread.append(str(error)))
+        rows = [_stream_row(label, history, verdicts.get(label, {}), now) for label, history in histories.items()]
+        if not rows and not unread:
             out.note("no streams")
         out.result(rows, *([_streams(rows)] if rows else []))
+        told_unread(out, unread)
 
 
 def latest_command(

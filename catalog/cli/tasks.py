@@ -48,6 +48,7 @@ def verify(
             for name, result in report.results
             for issue in result.issues
         ],
+        "unreadable": [{"stream": name, "message": why} for name, why in report.unreadable],
     }
     return Done(data, report.explain(), ExitCode.OK if report.valid else ExitCode.FAULTS)
 

@@ -95,7 +95,7 @@ class Exporter:
         self._dry_run = dry_run
         self._progress = progress
         # `checkpoints` is read first, `artifacts` after.
-        history = stream.history()
+        history = stream.history(marks=True)
         if not history:
             raise CheckpointNotFoundError(f"there is no stream {stream.label!r} to export", stream=stream.label)
         self._ever = history.keys()

@@ -105,7 +105,7 @@ class Importer:
     def run(self) -> MoveReport:
         """Import, and say what became of every checkpoint and file."""
         self._read_pointer()
-        self._there = self._stream.history()
+        self._there = self._stream.history(marks=True)
         with workers(self._threads) as pool:
             for ready in self._read_ahead(pool):
                 self._arrange(ready)

@@ -44,8 +44,9 @@ def gather(
     Raises:
         CheckpointNotFoundError: there is no such stream.
     """
-    histories = catalog.histories(streams)
-    if missing := sorted(set(streams or ()) - histories.keys()):
+    lost: dict[str, str] = {}
+    histories = catalog.histories(streams, damaged=lambda name, error: lost.update({name: str(error)}))
+    if missing := sorted(set(streams or ()) - histories.keys() - lost.keys()):
         raise CheckpointNotFoundError(f"there is no stream {missing[0]!r}: `ckpt list` shows all", stream=missing[0])
     only: list[Condition] = [] if streams is None else [In("stream", tuple(map(keys.stream_key, histories)))]
     chunks, lost_chunks = _scan(catalog, Table.ARTIFACTS, only, CHUNK_COLUMNS, histories)
@@ -67,7 +68,7 @@ def gather(
         ),
         retention,
         unplanned,
-        (*lost_chunks.values(), *lost_events.values()),
+        (*lost.values(), *lost_chunks.values(), *lost_events.values()),
     )
 
 

@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Field, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import PrimitiveType
@@ -32,7 +33,7 @@ from catalog.tables.compaction import CompactionReport
 from catalog.tables.forks import check_process
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
 from catalog.tables.names import Place
-from catalog.tables.native_files import DataFiles
+from catalog.tables.native_files import SMALL_FILE, DataFiles
 from catalog.tables.native_log import LoadedTable, Replacement
 from catalog.tables.native_statistics import Snapshot, Where, conditions_of, expression
 from catalog.tables.native_upkeep import Spread, Upkeep
@@ -196,8 +197,7 @@ class NativeEngine:
 
         def attempt() -> list[Outcome]:
             with loaded.committing() as snapshot:
-                stored = loaded.files.read(snapshot.select(in_the_way), [], JUDGED_BY).to_pylist()
-                verdicts = judge(wanted, stored, unless)
+                verdicts = judge(wanted, _rivals(loaded.files, snapshot, in_the_way), unless)
                 goes_in = [verdict is None for verdict in verdicts]
                 if all(goes_in):
                     loaded.commit([staged])
@@ -213,7 +213,13 @@ class NativeEngine:
         return outcomes
 
     def scan(
-        self, table: Table, where: Iterable[Condition], columns: Sequence[str], *, version: int | None = None
+        self,
+        table: Table,
+        where: Iterable[Condition],
+        columns: Sequence[str],
+        *,
+        version: int | None = None,
+        of_keys_with: Condition | None = None,
     ) -> pa.Table:
         """See Engine.scan."""
         conditions = list(where)
@@ -221,7 +227,13 @@ class NativeEngine:
 
         def read() -> pa.Table:
             snapshot = loaded.refreshed() if version is None else loaded.snapshot_at(version)
-            return loaded.files.read(snapshot.select([conditions]), conditions, columns)
+            wanted, files = conditions, snapshot.select([conditions])
+            if of_keys_with is not None and (pc.sum(files.column("size_bytes")).as_py() or 0) >= SMALL_FILE:
+                narrow = [*conditions, of_keys_with]
+                found = loaded.files.read(snapshot.select([narrow]), narrow, ["checkpoint_key"])
+                wanted = [*conditions, In("checkpoint_key", tuple(found.column(0).unique().to_pylist()))]
+                files = snapshot.select([wanted])
+            return loaded.files.read(files, wanted, columns)
 
         try:
             return read()
@@ -346,6 +358,19 @@ def _unopened(place: Place, options: dict[str, str], table: Table, error: Except
     if was_there:
         return damaged(place, table, first_line(error), found=found or table is Table.CHECKPOINTS)
     return no_catalog(place, first_line(error), found=found)
+
+
+def _rivals(files: DataFiles, snapshot: Snapshot, in_the_way: Sequence[Where]) -> list[dict[str, Any]]:
+    """Return the rows that may keep others out: of small files all, of large ones only those that are asked for.
+
+    One that closes an id before it was saved has no format: a file with such a one cannot be ruled out as a whole.
+    """
+    small = pc.field("size_bytes") < SMALL_FILE
+    found: list[dict[str, Any]] = files.read(snapshot.select(in_the_way).filter(small), [], JUDGED_BY).to_pylist()
+    large = Snapshot(snapshot.version, snapshot.files.filter(~small))
+    for where in in_the_way if large.files.num_rows else ():
+        found += files.read(large.select([where]), where, JUDGED_BY).to_pylist()
+    return found
 
 
 def _lost_bytes(place: Place, options: dict[str, str]) -> bool:

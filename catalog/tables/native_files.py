@@ -20,7 +20,7 @@ from catalog.errors import CorruptError, InvalidInputError, ReadOnlyError
 from catalog.tables.commits import first_line
 from catalog.tables.locks import fsync
 from catalog.tables.names import Place
-from catalog.tables.native_statistics import Where, expression, may_have, statistics, tells
+from catalog.tables.native_statistics import Where, expression, group_ranges, groups_with, statistics, tells
 from catalog.tables.opening import gone
 from catalog.tables.port import Table
 from catalog.tables.schema import CHECKPOINT_FACTS, SCHEMAS, definition
@@ -58,6 +58,7 @@ class DataFiles:
         self.durable = durable and self.folder is not None
         self.place = place
         self._syncing = syncing
+        self._known_ranges: dict[tuple[str, tuple[str, ...]], pa.Table] = {}
         self._remembered = lru_cache(REMEMBERED_FILES)(self._read_facts)
 
     @cached_property
@@ -119,15 +120,24 @@ class DataFiles:
             is_small = source.size() < SMALL_FILE
             try:
                 with pq.ParquetFile(source, **_READING) as file:
-                    for group in range(file.num_row_groups):
-                        if may_have(file.metadata.row_group(group), where):
-                            rows = _read_group(file, group, expected, where, is_small=is_small)
-                            if rows is not None:
-                                yield rows
+                    for group in groups_with(self._ranges(path, file, where), where):
+                        rows = _read_group(file, group, expected, where, is_small=is_small)
+                        if rows is not None:
+                            yield rows
             except (pa.ArrowException, UnicodeDecodeError, KeyError, OSError) as error:
                 if not _tells_damage(error, at_hand=self.folder is not None or is_small):
                     raise
                 raise CorruptError(f"{path} of {self.place}, {self.table}, is damaged: {first_line(error)}") from error
+
+    def _ranges(self, path: str, file: pq.ParquetFile, where: Where) -> pa.Table:
+        """Return the ranges of a data file's row groups, which never change: merged, a file may have thousands."""
+        asked = path, tuple(sorted({condition.column for condition in where}))
+        found = self._known_ranges.get(asked)
+        if found is None:
+            if len(self._known_ranges) >= REMEMBERED_FILES:
+                self._known_ranges.clear()
+            found = self._known_ranges[asked] = group_ranges(file.metadata, asked[1])
+        return found
 
     def parts(self, stream: str, path: str) -> Iterator[pa.Table]:
         """Yield all rows of a data file of a stream with all columns, a row group at a time."""

@@ -1,6 +1,7 @@
 """What a data file's statistics in the log tell about its rows, and what conditions mean for both."""
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -39,19 +40,22 @@ class Snapshot:
     def select(self, any_of: Iterable[Where]) -> pa.Table:
         """Return the files that may have rows that meet all conditions of one of these groups."""
         none = pa.chunked_array([pa.repeat(pa.scalar(False), self.files.num_rows)])
-        return self.files.filter(reduce(pc.or_, map(self._may_meet, any_of), none))
+        return self.files.filter(reduce(pc.or_, (_may_meet(self.files, where) for where in any_of), none))
 
-    def _may_meet(self, where: Where) -> pa.ChunkedArray:
-        every = pa.chunked_array([pa.repeat(pa.scalar(True), self.files.num_rows)])
-        for condition in where:
-            low, high = (self._bound(bound, condition.column) for bound in ("min", "max"))
-            if low is not None:
-                every = pc.and_(every, pc.fill_null(_overlap(low, high, condition), True))
-        return every
 
-    def _bound(self, bound: str, column: str) -> pa.ChunkedArray | None:
-        name = "partition.stream" if column == "stream" else f"{bound}.{column}"
-        return self.files.column(name) if name in self.files.column_names else None
+def _may_meet(ranges: pa.Table, where: Where) -> pa.ChunkedArray:
+    """Say of each range, of a data file or a row group, whether rows in it may meet every condition."""
+    every = pa.chunked_array([pa.repeat(pa.scalar(True), ranges.num_rows)])
+    for condition in where:
+        low, high = (_bound(ranges, bound, condition.column) for bound in ("min", "max"))
+        if low is not None:
+            every = pc.and_(every, pc.fill_null(_overlap(low, high, condition), True))
+    return every
+
+
+def _bound(ranges: pa.Table, bound: str, column: str) -> pa.ChunkedArray | None:
+    name = "partition.stream" if column == "stream" else f"{bound}.{column}"
+    return ranges.column(name) if name in ranges.column_names else None
 
 
 def _overlap(low: pa.ChunkedArray, high: pa.ChunkedArray, condition: Condition | _Other) -> pa.ChunkedArray:
@@ -61,13 +65,23 @@ def _overlap(low: pa.ChunkedArray, high: pa.ChunkedArray, condition: Condition |
             return pc.and_(pc.less_equal(low, value), pc.greater_equal(high, value))
         case In(values=values):
             if len(values) > _MANY:
-                return pc.and_(pc.less_equal(low, max(values)), pc.greater_equal(high, min(values)))
+                return _has_one_of(low, high, sorted(values))
             within = [pc.and_(pc.less_equal(low, one), pc.greater_equal(high, one)) for one in values]
             return reduce(pc.or_, within, pc.not_equal(low, low))
         case Between(low=first, high=end):
             return pc.and_(pc.less(low, end), pc.greater_equal(high, first))
         case _Other(values=values):
             return pc.invert(pc.and_(pc.equal(low, high), pc.is_in(low, value_set=pa.array(values, low.type))))
+
+
+def _has_one_of(low: pa.ChunkedArray, high: pa.ChunkedArray, ordered: Sequence[Any]) -> pa.ChunkedArray:
+    """Say of each range whether one of many values, which need not be neighbours, is in it; null where it is open."""
+    found: list[bool | None] = []
+    for least, most in zip(low.to_pylist(), high.to_pylist(), strict=True):
+        known = least is not None and most is not None
+        at = bisect_left(ordered, least) if known else 0
+        found.append(at < len(ordered) and ordered[at] <= most if known else None)
+    return pa.chunked_array([found], pa.bool_())
 
 
 def tells(file: Mapping[str, Any], columns: Iterable[str]) -> bool:
@@ -115,19 +129,24 @@ def conditions_of(guard: Unless) -> Where:
     return conditions
 
 
-def may_have(group: pq.RowGroupMetaData, where: Where) -> bool:
-    """Say whether a row group may have rows that meet every condition, as far as its statistics tell."""
-    bounds = {}
-    for number in range(group.num_columns):
-        column = group.column(number)
-        if column.is_stats_set and column.statistics.has_min_max:
-            bounds[column.path_in_schema] = (column.statistics.min, column.statistics.max)
-    return all(
-        _overlap(pa.chunked_array([[low]]), pa.chunked_array([[high]]), condition)[0].as_py()
-        for condition in where
-        if condition.column in bounds
-        for low, high in [bounds[condition.column]]
-    )
+def group_ranges(file: pq.FileMetaData, columns: Iterable[str]) -> pa.Table:
+    """Return what the statistics of a data file's row groups tell of columns; what they do not is left out."""
+    names = file.schema.to_arrow_schema().names
+    ranges: dict[str, Sequence[Any]] = {"group": range(file.num_row_groups)}
+    for name in sorted(set(columns) & set(names)):
+        number = names.index(name)
+        found = [file.row_group(group).column(number).statistics for group in range(file.num_row_groups)]
+        if any(one and one.has_min_max for one in found):
+            for bound in ("min", "max"):
+                told = [getattr(one, bound) if one and one.has_min_max else None for one in found]
+                ranges[f"{bound}.{name}"] = told
+    return pa.table(ranges)
+
+
+def groups_with(ranges: pa.Table, where: Where) -> list[int]:
+    """Return the row groups that may have rows that meet every condition."""
+    found: list[int] = ranges.filter(_may_meet(ranges, where)).column("group").to_pylist()
+    return found
 
 
 def statistics(rows: pa.Table) -> str:

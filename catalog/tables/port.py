@@ -126,9 +126,23 @@ class Engine(Protocol):
         """
 
     def scan(
-        self, table: Table, where: Iterable[Condition], columns: Sequence[str], *, version: int | None = None
+        self,
+        table: Table,
+        where: Iterable[Condition],
+        columns: Sequence[str],
+        *,
+        version: int | None = None,
+        of_keys_with: Condition | None = None,
     ) -> pa.Table:
         """Return these columns of the rows that meet every condition, as of now or of an earlier version.
+
+        Args:
+            table: the table.
+            where: the conditions.
+            columns: the columns.
+            version: of `checkpoints`, by default the newest.
+            of_keys_with: rows of keys none of whose rows meets this are not needed: they may be left out where that
+                saves reading them. All is of one version.
 
         Raises:
             CorruptError: a data file is damaged or gone, and the version still names it.

@@ -197,7 +197,13 @@ class SparkEngine:
         return self._committed(attempt, f"the insert into checkpoints of stream {stream!r}")
 
     def scan(
-        self, table: Table, where: Iterable[Condition], columns: Sequence[str], *, version: int | None = None
+        self,
+        table: Table,
+        where: Iterable[Condition],
+        columns: Sequence[str],
+        *,
+        version: int | None = None,
+        of_keys_with: Condition | None = None,  # noqa: ARG002 - a second job takes longer than the rows it saves
     ) -> pa.Table:
         """See Engine.scan."""
         conditions = [_column(condition) for condition in where]

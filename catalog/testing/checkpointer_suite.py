@@ -475,6 +475,39 @@ class CheckpointerSuite:
         with pytest.raises(TrashedError):
             await checkpointer.update_latest(newer)
 
+    @in_a_loop
+    async def test_a_manifest_that_lists_an_artifact_as_what_it_is_not_is_refused(
+        self, harness: Harness, stream: str
+    ) -> None:
+        writer = harness.catalog.checkpointer(stream)
+        base, change = Part("op", 0, b"base"), Part("op", 1, b"+1", delta=True)
+        first, id = ids(2)
+        await save(writer, first, base, Part("op", 1, b"one"))
+        await base.write(writer, id)
+        await change.write(writer, id)
+        truth = manifest_of(id, base, change, parent_id=first)
+
+        def entries(*changed: dict[str, Any]) -> CheckpointManifestV2:
+            found = [one.model_dump() for one in truth.operators["op"].partitions]
+            listed = [{**one, **more} for one, more in zip(found, changed, strict=False)] + list(changed[2:])
+            return manifest_of(id, parent_id=first, operators={"op": {"partitions": listed}})
+
+        other = truth.model_dump()["operators"]["op"]
+        lies = [
+            (entries({}, {"is_delta": False}), "'op' partition 1: .* written as the delta"),
+            (entries({"is_delta": True}, {}), "'op' partition 0: .* written as the snapshot"),
+            (entries({"partition_id": 1}, {"partition_id": 0}), "'op' partition 1: .* of operator 'op' partition 0"),
+            (manifest_of(id, parent_id=first, operators={"else": other}), "'else' partition 0: .* of operator 'op'"),
+            (entries({}, {}, other["partitions"][0]), "'op' partition 0: .* is listed twice"),
+        ]
+        for checkpointer in (writer, harness.catalog.checkpointer(stream)):
+            for manifest, told in lies:
+                with pytest.raises(InvalidInputError, match=told):
+                    await checkpointer.save_manifest(manifest)
+        assert await writer.list_checkpoints() == [first]
+        await writer.save_manifest(truth)
+        assert [link.data for link in await writer.load_chain(id, "op", 1)] == [b"one", b"+1"]
+
     # -- integrity -------------------------------------------------------------------------------------------------
 
     @in_a_loop

@@ -193,6 +193,84 @@ class CheckpointStoreSuite:
         assert store.load_state_data(1) == b"meant"
         assert store.validate_checkpoint(1).valid
 
+    @pytest.mark.parametrize("inline", [{}, {"op": OperatorCheckpoint.from_bytes(b"inline")}])
+    def test_a_checksum_of_another_state_is_refused_before_anything_goes(
+        self, harness: Harness, stream: str, inline: dict[str, OperatorCheckpoint]
+    ) -> None:
+        store = harness.catalog.store(stream, max_retained=1)
+        store.save_with_state(manifest(1, operator_states=inline), b"one")
+        newest = store.load_latest()
+        assert newest is not None
+        store.save_state_data(2, b"two")
+        for checksum in (newest.state_checksum, sha256(b"three"), "nonsense"):
+            with pytest.raises(InvalidInputError, match="leave state_checksum None"):
+                store.save(newest.model_copy(update={"checkpoint_id": 2, "epoch": 2, "state_checksum": checksum}))
+        assert (store.list_ids(), store.recover_latest_validated().chosen_id) == ([1], 1)
+        store.save(newest.model_copy(update={"checkpoint_id": 2, "epoch": 2, "state_checksum": None}))
+        assert (store.list_ids(), store.load_state_data(2)) == ([2], b"two")
+        assert store.validate_checkpoint(2).valid
+
+    def test_a_yes_or_no_that_is_neither_is_refused_before_anything_goes(
+        self, harness: Harness, store: CheckpointStore, stream: str
+    ) -> None:
+        store.save(with_sinks(1, delta="Pending"))
+        unclear: Any = "no"
+        for call in (
+            later(store.prune, 0, allow_empty=unclear),
+            later(store.recover_latest_validated, allow_pending=unclear),
+            later(store.recover_latest_validated, lenient=unclear),
+            later(harness.catalog.recover, stream, allow_pending=unclear),
+            later(store.save_with_state, manifest(2), b"state", share=unclear),
+            later(store.stream_factory, 2, share=unclear),
+            later(harness.catalog.apply_retention, [], [stream], dry_run=unclear),
+            later(harness.catalog.clean_up, [stream], dry_run=None),
+            later(harness.catalog.compact, dry_run=0),
+        ):
+            with pytest.raises(InvalidInputError, match="must be true or false"):
+                call()
+        assert store.list_ids() == [1]
+
+    def test_state_that_was_let_go_is_an_error_and_no_fresh_start(self, store: CheckpointStore) -> None:
+        for checkpoint_id in (1, 2):
+            store.save_with_state(manifest(checkpoint_id), b"state")
+        store.prune(1)
+        assert (store.load_by_id(1), store.load_state_data(3)) == (None, None)
+        with pytest.raises(TrashedError):
+            store.load_state_data(1)
+
+    def test_a_checksum_that_inline_state_does_not_have_is_refused(self, store: CheckpointStore) -> None:
+        inline = manifest(1, operator_states={"op": OperatorCheckpoint.from_bytes(b"inline")})
+        with pytest.raises(InvalidInputError, match="leave state_checksum None"):
+            store.save(inline.model_copy(update={"state_checksum": sha256(b"other")}))
+        assert store.list_ids() == []
+        store.save(inline.model_copy(update={"state_checksum": inline.inline_hash()}))
+        assert store.validate_checkpoint(1).valid
+
+    def test_one_that_has_handles_and_no_state_is_healthy(
+        self, harness: Harness, store: CheckpointStore, stream: str
+    ) -> None:
+        factory = store.stream_factory(1, threshold=0)
+        with factory.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE) as output:
+            output.write(b"of a handle")
+            handle = output.close_and_get_handle()
+        assert handle is not None
+        store.save_with_handles(manifest(1, operator_handles={"op": {"state": handle}}), factory)
+        assert store.validate_checkpoint(1).issues == ()
+        assert store.load_state_data(1) is None
+        with pytest.raises(ArtifactNotFoundError):
+            list(store.iter_state_data(1))
+        harness.corrupt_manifest(stream, keys.integer_key(1))
+        with pytest.raises(CorruptError):  # nobody can tell any more that it had none
+            store.load_state_data(1)
+
+    def test_nothing_goes_because_of_one_whose_state_nobody_has_staged(self, harness: Harness, stream: str) -> None:
+        store = harness.catalog.store(stream, max_retained=1)
+        store.save_with_state(manifest(1), b"one")
+        newest = store.load_latest()
+        assert newest is not None
+        store.save(newest.model_copy(update={"checkpoint_id": 2, "epoch": 2}))
+        assert (store.list_ids(), store.recover_latest_validated().chosen_id) == ([1, 2], 1)
+
     @pytest.mark.parametrize("ends", ["before the save", "after it"])
     def test_of_two_writes_of_a_state_the_one_that_began_last_counts_whichever_ends_last(
         self, harness: Harness, store: CheckpointStore, stream: str, ends: str

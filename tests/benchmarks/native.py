@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from catalog.tables.locks import fsync
 from catalog.tables.port import Table
 from catalog.tables.schema import arrow
 from tests.benchmarks.lines import MIB, Line, alternate, manifest
+from tests.planted import plant_marks
 
 numbers = count(1)
 
@@ -176,6 +178,23 @@ def curve(folder: Path, commits: int) -> tuple[list[Line], dict[str, Any]]:
     return lines, facts
 
 
+def beside_marks(folder: Path, marks: int, rounds: int) -> list[Line]:
+    """A stream that let many checkpoints go, of each of which a mark stays for ever, beside one that is new."""
+    catalog = CheckpointCatalog.native(folder / "marks", create=True)
+    plant_marks(catalog, "old", range(1, marks))
+    ids = count(marks)
+    new, old = (catalog.store(name, max_retained=2) for name in ("new", "old"))
+    saves = alternate(rounds, *(partial(lambda store: store.save(manifest(next(ids))), one) for one in (old, new)))
+    loads = alternate(rounds, old.load_latest, new.load_latest)
+    lists = alternate(rounds, old.list_ids, new.list_ids)
+    told = f"beside {marks:,} marks"
+    return [
+        Line.slower(f"save, max_retained 2, {told}", saves[0], "no marks", saves[1], 1.3),
+        Line.slower(f"load_latest {told}", loads[0], "no marks", loads[1], None),
+        Line.slower(f"list_ids {told}", lists[0], "no marks", lists[1], None),
+    ]
+
+
 def _readable_versions(table: str) -> int:
     """Count the versions that can still be loaded, from the newest down."""
     newest = DeltaTable(table).version()
@@ -217,4 +236,4 @@ def run(
     lines += blobs(folder, size_mib, rounds)
     lines += memory(folder)
     curve_lines, facts = curve(folder, commits)
-    return lines + curve_lines, facts
+    return lines + curve_lines + beside_marks(folder, 50_000, rounds * 20), facts

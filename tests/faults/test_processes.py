@@ -254,7 +254,7 @@ class Traveller:
             self.done["loaded"] += 1
 
     def saw_a_purge(self):
-        return any(one.status is Status.PURGED for one in self.catalog.stream("busy").history().values())
+        return any(one.status is Status.PURGED for one in self.catalog.stream("busy").history(marks=True).values())
 
     def travel(self):
         versions = self.catalog.engine.versions()

@@ -62,12 +62,12 @@ class Interleaved:
     def __getattr__(self, name):
         real = getattr(self._engine, name)
 
-        def call(*arguments):
+        def call(*arguments, **options):
             table = arguments[0] if arguments and isinstance(arguments[0], Table) else None
             for step in ((name, table), name):
                 if happening := self.before.pop(step, None):
                     happening()
-            result = real(*arguments)
+            result = real(*arguments, **options)
             for step in ((name, table), name):
                 if happening := self.after.pop(step, None):
                     happening()
@@ -246,6 +246,32 @@ def test_rule_5_bytes_whose_base_was_purged_before_the_commit_are_written_anew(w
     assert world.store.validate_checkpoint(2).issues == ()
 
 
+def test_rule_5_a_save_whose_own_auto_prune_marks_its_base_as_purged_keeps_the_bytes(world):
+    """Its guard sees no mark that its own commit brings; what it borrows is needed all the same."""
+    world.save(1, state=BIG)
+    store = world.slow.store(world.name, max_retained=5)
+    versions = []
+
+    def base_trashed_and_due():
+        world.stream.trash(lambda history, now: retention.drop(history, [f"{1:020d}"], "test", now), NOW)
+        world.clock.now += timedelta(minutes=6)
+        versions.append(world.catalog.engine.versions()[-1].number)
+
+    world.engine.after["append", Table.ARTIFACTS] = base_trashed_and_due
+    store.save_with_state(CheckpointManifest.new(2, epoch=2), BIG)
+    versions.append(world.catalog.engine.versions()[-1].number)
+    assert versions[1] == versions[0] + 1, "the save and the mark are one commit"
+    assert world.stream.history(marks=True)[f"{1:020d}"].head.change == Change.PURGED
+    assert world.rows() == [(1, True), (2, False)]
+    for _ in range(2):
+        sweep(world.stream, NOW)
+        assert world.rows() == [(1, True), (2, False)]
+    assert world.store.load_state_data(2) == BIG
+    assert world.store.validate_checkpoint(2).issues == ()
+    with pytest.raises(PurgedError):
+        world.store.load_state_data(1)
+
+
 def test_rule_5_an_iterator_whose_base_was_purged_before_the_commit_saves_nothing(world):
     world.save(1, state=BIG)
     world.engine.before["insert_unless"] = lambda: world.purge(1)
@@ -324,10 +350,34 @@ def test_rule_8_marks_stay_and_the_highest_id_is_never_forgotten(world):
     world.save(1, 2, 3, state=b"x")
     world.purge(2, 3)
     world.store.cleanup_orphans(NOW)
-    history = world.stream.history()
+    history = world.stream.history(marks=True)
     assert [(int(key), one.head.change) for key, one in history.items()][1:] == [(2, "purged"), (3, "purged")]
     assert world.store.next_id() == 4
     assert world.artifact_keys() == [1]
+
+
+def test_rule_8_bytes_that_come_under_an_id_of_which_only_a_mark_is_left_are_garbage(world):
+    world.save(1, 2, state=b"x")
+    world.purge(1)
+    world.store.cleanup_orphans(NOW)
+    for one in (1, 3):
+        world.stream.stage(f"{one:020d}", keys.new_uuid7(), "state.bin", "state", b"late")
+    world.stream.abandon(f"{3:020d}", "another attempt", "closed before it was saved")
+    assert world.artifact_keys() == [1, 2, 3]
+    assert sweep(world.stream, timedelta(hours=1)).chunks == 2
+    assert world.artifact_keys() == [2]
+
+
+def test_rule_7_who_stands_on_one_that_is_marked_while_a_sweep_looks_keeps_its_bytes(world):
+    def borrowed_purged_and_swept():
+        world.save(1, 2, state=BIG)
+        world.purge(1)
+        world.store.cleanup_orphans(NOW)
+
+    world.engine.after["scan", Table.CHECKPOINTS] = borrowed_purged_and_swept
+    sweep(world.slow_stream, NOW)
+    assert world.store.load_state_data(2) == BIG
+    assert world.store.validate_checkpoint(2).issues == ()
 
 
 def test_rule_9_what_is_in_the_trash_and_what_deltas_stand_on_is_kept(world):

@@ -71,7 +71,7 @@ def read_all(catalog, done):
 
 def check_end(catalog, place, acknowledged):
     """All that was acknowledged is there, or was let go by the policy, and what is left is sound."""
-    history = catalog.stream("s").history()
+    history = catalog.stream("s").history(marks=True)
     assert {f"{one:020d}" for one in acknowledged} <= history.keys(), "an acknowledged checkpoint is lost"
     store = catalog.store("s")
     assert set(sorted(acknowledged)[-KEPT:]) <= set(store.list_ids()), "one that the policy keeps has gone"

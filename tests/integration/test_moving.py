@@ -5,7 +5,7 @@ import json
 import os
 import threading
 import tracemalloc
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -716,15 +716,20 @@ class TestExport:
         assert taken(tmp_path / "out") == other
 
     @pytest.mark.parametrize("layout", ["objects", "folders"])
-    def test_the_pointer_of_an_earlier_export_is_moved_on_though_what_it_names_is_gone(self, catalog, tmp_path, layout):
+    def test_the_pointer_of_an_earlier_export_is_moved_on_though_what_it_names_is_gone(
+        self, harness, catalog, tmp_path, layout
+    ):
         store = self.saved(catalog)
         catalog.export_to(tmp_path / "out", "s", layout=layout)
         store.save_with_state(CheckpointManifest.new(3, epoch=1), b"saved 3")
         assert catalog.export_to(tmp_path / "out", "s", layout=layout).latest == 3
         assert taken(tmp_path / "out")[layouts.POINTERS[layout]] == layouts.write_pointer(layout, keys.integer_key(3))
         pointer = {layouts.POINTERS[layout]: layouts.write_pointer(layout, keys.integer_key(1))}
-        store.prune(1)
+        store.prune(1, undo_for=timedelta(0))
         assert catalog.export_to(put(tmp_path / "more", pointer), "s", layout=layout).latest == 3
+        harness.clock.advance(timedelta(minutes=6))
+        catalog.clean_up(["s"])
+        assert catalog.export_to(put(tmp_path / "swept", pointer), "s", layout=layout).latest == 3
 
     def test_an_interrupted_export_goes_on_and_leftover_bytes_of_something_else_are_told(self, catalog, tmp_path):
         self.saved(catalog)

@@ -1,8 +1,10 @@
 """The native engine: no JVM, commits that are seen everywhere, logs that stay short, bytes that stay the same."""
 
+import asyncio
 import errno
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,29 +17,40 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from typer.testing import CliRunner
 
 from catalog import (
+    AbandonedError,
     CatalogError,
     CheckpointCatalog,
     CheckpointManifest,
+    CheckpointManifestV2,
     CheckpointStore,
     CorruptError,
     DamagedCatalogError,
     InvalidInputError,
     LockTimeoutError,
     NotACatalogError,
+    PurgedError,
     ReadOnlyError,
     SharedFile,
     cutting,
     keys,
+    lifecycle,
+    new_uuid7,
+    reader,
     retention,
 )
+from catalog.cli.main import app
 from catalog.protocol import Stream
+from catalog.report.gather import gather
 from catalog.tables import locks as locks_module
-from catalog.tables import native_files, native_log, native_upkeep
+from catalog.tables import native, native_files, native_log, native_upkeep
+from catalog.tables.commits import judge
 from catalog.tables.locks import CommitLock, log_checkpoint, log_entry, newest_version
-from catalog.tables.port import Equals, Table
+from catalog.tables.port import Equals, In, Table
 from catalog.tables.schema import SCHEMAS, arrow
+from tests.planted import plant_marks
 
 LIFE_WITHOUT_SPARK = """
 import asyncio, sys
@@ -615,6 +628,121 @@ def test_files_that_deltalake_rewrote_with_its_own_kinds_of_text_are_read(tmp_pa
     assert catalog.store("s").list_ids() == [1, 2, 3]
     assert catalog.validate(["s"]).results == ()
     assert catalog.recover("s").chosen_id == 3
+
+
+@pytest.mark.parametrize("looked_through", [native_files.SMALL_FILE, 0], ids=["in memory", "by statistics"])
+def test_what_a_step_makes_of_a_stream_does_not_grow_with_its_marks(tmp_path, monkeypatch, looked_through):
+    monkeypatch.setattr(native, "SMALL_FILE", looked_through)
+    catalog = new_catalog(tmp_path, maintain_every=0)
+    made = []
+    monkeypatch.setattr(reader, "Revision", lambda **row: made.append(row) or lifecycle.Revision(**row))
+
+    def steps(name, first):
+        store = catalog.store(name, max_retained=2)
+        for number in range(first, first + 4):
+            store.save(CheckpointManifest.new(number, epoch=1))
+        look_back = catalog.as_of(version=catalog.engine.versions()[-1].number).store(name)
+        made.clear()
+        assert (store.load_latest(), store.list_ids()) == (store.load_by_id(first + 3), [1, first + 2, first + 3])
+        assert (store.prune(2), store.recover_latest_validated().chosen_id) == (0, first + 3)
+        assert [one for one, _ in store.list()] == look_back.list_ids() == [1, first + 2, first + 3]
+        assert store.next_id() == first + 4
+        catalog.clean_up([name])
+        assert [one.key for one in catalog.stream(name).history().values() if not one.unpurged] == []
+        return len(made)
+
+    for name, marks in (("few", 10), ("many", 5_000)):
+        save(catalog.store(name))
+        catalog.store(name).pin(1, "old")
+        plant_marks(catalog, name, range(2, marks))
+    assert steps("few", 10) == steps("many", 5_000)
+    plant_marks(catalog, "many", [7_000])
+    assert catalog.store("many").next_id() == 7_001
+    with pytest.raises(PurgedError):
+        catalog.store("many").save(CheckpointManifest.new(4_000, epoch=1))
+    plant_marks(catalog, "marks only", [1, 3])
+    assert (catalog.store("marks only").next_id(), catalog.store("marks only").list_ids()) == (4, [])
+    assert catalog.validate(["marks only"]).results == ()
+
+
+def test_files_that_can_have_none_of_many_keys_are_not_opened(tmp_path):
+    """As one pinned long ago and many new ones are: what is between them is not looked through."""
+    catalog = new_catalog(tmp_path, maintain_every=0)
+    engine, wanted = catalog.engine, [1, *range(100, 130)]
+    for numbers in (wanted[:1], range(50, 60), wanted[1:]):
+        plant_marks(catalog, "s", numbers)
+    asked = In("checkpoint_key", tuple(f"{one:020d}" for one in wanted))
+    files = engine._tables[Table.CHECKPOINTS].refreshed().select([[Equals("stream", "s"), asked]])
+    assert files.num_rows == 2
+    assert engine.scan(Table.CHECKPOINTS, [asked], ["checkpoint_key"]).num_rows == len(wanted)
+
+
+def test_a_save_does_not_look_through_marks_beside_one_that_has_no_format(tmp_path, monkeypatch):
+    """As an id has that was given up before it was saved: a stream's format may not be told by a file's statistics."""
+    monkeypatch.setattr(native, "SMALL_FILE", 0)
+    catalog = new_catalog(tmp_path, maintain_every=0)
+    for first in range(1, 1_000, 100):
+        plant_marks(catalog, "s", range(first, first + 100))
+    plant_marks(catalog, "s", [2_000], change="abandoned", format="", revision=0)
+    catalog.compact()
+    judged = []
+
+    def watched(wanted, rows, unless):
+        judged.append(len(rows))
+        return judge(wanted, rows, unless)
+
+    monkeypatch.setattr(native, "judge", watched)
+    stream = catalog.store("s")
+    stream.save(CheckpointManifest.new(3_000, epoch=1))
+    with pytest.raises(AbandonedError):
+        stream.save(CheckpointManifest.new(2_000, epoch=1))
+    with pytest.raises(InvalidInputError, match="manifest-v1"):
+        asyncio.run(catalog.checkpointer("s").save_manifest(CheckpointManifestV2.new(new_uuid7(), 1)))
+    assert judged[:2] == [0, 1]
+
+
+def test_a_save_goes_on_without_auto_prune_when_what_came_before_cannot_be_read(tmp_path, caplog):
+    catalog = new_catalog(tmp_path, maintain_every=0)
+    store, table = catalog.store("s", max_retained=2), tmp_path / "catalog" / Table.CHECKPOINTS
+    save(store)
+    (oldest,) = table.glob("*.parquet")
+    save(store, 3)
+    oldest.write_bytes(oldest.read_bytes()[:100])
+    fresh = CheckpointCatalog.native(tmp_path / "catalog", maintain_every=0).store("s", max_retained=2)
+    fresh.save(CheckpointManifest.new(5, epoch=1))
+    assert fresh.load_by_id(5).epoch == 1
+    assert "auto-prune of stream 's' failed" in caplog.text
+    with pytest.raises(CorruptError, match=r"rows of stream 's' cannot be read.*docs/OPERATIONS.md"):
+        fresh.prune(1)
+
+
+def test_a_damaged_file_of_one_streams_rows_keeps_no_other_stream_from_being_told(tmp_path):
+    catalog = new_catalog(tmp_path, maintain_every=0)
+    table = tmp_path / "catalog" / Table.CHECKPOINTS
+    save(catalog.store("a"), 2)
+    before = set(table.glob("*.parquet"))
+    save(catalog.store("b"))
+    (damaged,) = set(table.glob("*.parquet")) - before
+    save(catalog.store("c"))
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    catalog = CheckpointCatalog.native(tmp_path / "catalog", maintain_every=0)
+    why = f"rows of stream 'b' cannot be read.*{damaged.name}.*docs/OPERATIONS.md"
+
+    report = catalog.validate()
+    assert (report.valid, report.checked, [one for one, _ in report.unreadable]) == (False, 3, ["b"])
+    assert re.search(why, report.explain())
+    told = []
+    assert list(catalog.histories(damaged=lambda name, error: told.append((name, str(error))))) == ["a", "c"]
+    assert [name for name, error in told if re.search(why, error)] == ["b"]
+    assert [bool(re.search(why, one)) for one in gather(catalog, now=datetime.now(UTC)).unreadable] == [True]
+    for call in (catalog.histories, catalog.store("b").recover_latest_validated, catalog.store("b").load_latest):
+        with pytest.raises(CorruptError, match=why) as raised:
+            call()
+        assert raised.value.stream == "b"
+    for command in ("list", "streams", "validate"):
+        done = CliRunner().invoke(app, [command, str(tmp_path / "catalog")])
+        assert (command, done.exit_code) == (command, 3)
+        assert damaged.name in done.output, command
 
 
 def test_who_holds_the_lock_and_writes_does_not_wait_for_who_waits_for_the_lock(tmp_path):
