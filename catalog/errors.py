@@ -4,6 +4,7 @@ CatalogError
 ├── InvalidInputError (ValueError)        refused at the boundary, nothing was written
 ├── SessionError (RuntimeError)           Spark, Java or the Delta jars are not there
 ├── NotACatalogError (LookupError)        nothing, or something else, is at that place
+│   └── DamagedCatalogError               a catalog is there, but a part of it is gone or cannot be read
 ├── UnsupportedFormatError                written by a newer checkpoint-catalog, or beyond its format
 ├── ReadOnlyError (PermissionError)       the place cannot be written
 ├── CheckpointNotFoundError (LookupError)
@@ -56,6 +57,10 @@ class SessionError(CatalogError, RuntimeError):
 
 class NotACatalogError(CatalogError, LookupError):
     """There is no checkpoint catalog at that path or name."""
+
+
+class DamagedCatalogError(NotACatalogError):
+    """A catalog is there, but one of its tables is gone or cannot be read."""
 
 
 class UnsupportedFormatError(CatalogError):

@@ -60,6 +60,8 @@ class FoldedChain:
     """Their size."""
     folded_bytes: int = 0
     """Size of the snapshot that it became."""
+    failed: bool = False
+    """Whether it should have been folded, or is broken: not one that is left alone on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,11 @@ class FoldReport:
     def left(self) -> tuple[FoldedChain, ...]:
         """What is left as it is."""
         return tuple(one for one in self.chains if not one.folded)
+
+    @property
+    def failed(self) -> tuple[FoldedChain, ...]:
+        """What is broken, or could not be folded."""
+        return tuple(one for one in self.chains if one.failed)
 
     def explain(self) -> str:
         """Return the report as text for people, a line for each chain."""
@@ -107,9 +114,9 @@ class Candidate:
     """The format that the manifest tells."""
     links: tuple[tuple[str, PartitionEntry], ...]
 
-    def left(self, reason: str) -> FoldedChain:
+    def left(self, reason: str, *, failed: bool) -> FoldedChain:
         """Return the row of a chain that is not folded after all."""
-        return replace(self.row, folded=False, reason=reason)
+        return replace(self.row, folded=False, reason=reason, failed=failed)
 
 
 def tips(history: History) -> list[str]:
@@ -152,10 +159,11 @@ def plan(
         folder = choose(folders, operator, told)
         links: list[tuple[str, PartitionEntry]] = []
         reason = ""
+        broken = False
         try:
             links = chains.links(line, history, parse, operator, partition)
         except CatalogError as error:
-            reason = str(error)
+            reason, broken = str(error), True
         if not reason and len(links) < min_links:
             reason = f"{_count(len(links))}, fewer than {min_links}"
         elif not reason and isinstance(folder, str):
@@ -171,6 +179,7 @@ def plan(
             format=folder.format if isinstance(folder, Folder) else format,
             links=len(links),
             bytes=sum(entry.size_bytes for _, entry in links),
+            failed=broken,
         )
         found.append(Candidate(row, told, tuple(links)))
     return found
@@ -264,7 +273,7 @@ def fold_chains(
                     jobs.append(_Job(stream, key, keys.new_uuid7(), history, chosen))
                 lost.pop((name, key), None)
         for job in lost.values():
-            rows += [one.left("it went meanwhile") for one in job.chains]
+            rows += [one.left("it went meanwhile", failed=False) for one in job.chains]
         lost = {}
         for job, done in _run(engine, jobs, folders, progress):
             if done is None:
@@ -276,7 +285,8 @@ def fold_chains(
         if not waiting:
             break
     for job in lost.values():
-        rows += [one.left(f"it changed {ROUNDS} times meanwhile; try again") for one in job.chains]
+        changed = f"it changed {ROUNDS} times meanwhile; try again"
+        rows += [one.left(changed, failed=True) for one in job.chains]
     rows.sort(key=lambda one: (one.stream, one.checkpoint_id, one.operator, one.partition))
     return FoldReport(tuple(rows), dry_run, time.monotonic() - began)
 
@@ -329,7 +339,7 @@ def _finish(job: _Job, results: Sequence[Folded | str | None]) -> list[FoldedCha
     return [
         replace(one.row, reason=f"{_count(one.row.links)} became one snapshot", folded_bytes=result.size_bytes)
         if isinstance(result, Folded)
-        else one.left(f"{_count(one.row.links)}, but {result}")
+        else one.left(f"{_count(one.row.links)}, but {result}", failed=True)
         for one, result in zip(job.chains, results, strict=True)
     ]
 

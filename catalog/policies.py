@@ -104,12 +104,16 @@ class Within:
     def keeps(self, candidates: Candidates) -> dict[str, str]:
         """See Policy."""
         since = candidates.now - self.span
-        return {one.key: f"saved within {self.span}" for one in candidates.live if (_saved_at(one) or since) >= since}
+        return {
+            one.key: f"saved within {_words(self.span)}"
+            for one in candidates.live
+            if (_saved_at(one) or since) >= since
+        }
 
     @property
     def otherwise(self) -> str:
         """See Policy."""
-        return f"saved longer than {self.span} ago"
+        return f"saved longer than {_words(self.span)} ago"
 
 
 class Period(StrEnum):
@@ -228,6 +232,15 @@ class LastValidated:
         return "not the newest that was validated"
 
 
+def _words(span: timedelta) -> str:
+    """Return a length of time for people, in the largest unit of which it is a whole number."""
+    for name, unit in (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1)):
+        number, rest = divmod(span, timedelta(seconds=unit))
+        if not rest:
+            return f"{number} {name}" if number == 1 else f"{number} {name}s"
+    return f"{span.total_seconds()} seconds"
+
+
 def _saved_at(checkpoint: Checkpoint) -> datetime | None:
     return checkpoint.origin.at if checkpoint.origin else None
 
@@ -294,6 +307,8 @@ def read_policies(file: str | Path) -> list[Retention]:
     tables = parsed.pop("retention", None)
     if parsed or not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
         raise InvalidInputError(f"{file}: it must have tables [[retention]], and nothing else")
+    if not tables:
+        raise InvalidInputError(f"{file}: it keeps nothing: give at least one [[retention]]")
     found = []
     for number, table in enumerate(tables, 1):
         try:

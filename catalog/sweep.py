@@ -1,8 +1,9 @@
 """The last step: delete the bytes that nothing needs any more, and nothing can ever need again."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from catalog.lifecycle import Change, History, Status
 from catalog.policies import check_span
 from catalog.protocol import Stream
 from catalog.tables.port import Condition, Equals, In, Outcome, Table
+from catalog.tables.schema import arrow
 
 ORPHAN_GRACE = timedelta(hours=1)
 SLICE = 200
@@ -81,7 +83,19 @@ def sweep(stream: Stream, grace: timedelta = ORPHAN_GRACE, *, assume_purged: Set
     else:
         chunks = sum(not _has(row, held) for rows in swept.values() for row in rows)
     purged = sum(1 for key, _ in swept if key in history and history[key].status is Status.PURGED)
-    return SweepReport(len(swept) - purged, purged, chunks)
+    report = SweepReport(len(swept) - purged, purged, chunks)
+    if chunks and assume_purged is None:
+        _record(stream, report)
+    return report
+
+
+def _record(stream: Stream, report: SweepReport) -> None:
+    """Write down for people that bytes went; the marks in `checkpoints` say of each checkpoint why."""
+    row = {
+        "stream": stream.stream, "event": "swept", "at": stream.clock(), "actor": stream.actor,
+        "details": json.dumps(asdict(report)),
+    }  # fmt: skip
+    stream.engine.append(Table.EVENTS, [arrow(Table.EVENTS, [row])])
 
 
 def _needed(

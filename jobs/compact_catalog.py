@@ -6,6 +6,7 @@ from catalog.cli.job import (
     EngineName,
     EngineOption,
     EntryPoint,
+    KeepRemovedOption,
     PlaceArgument,
     finish,
     open_catalog,
@@ -19,6 +20,7 @@ NAME = "ckpt-compact"
 def command(
     place: PlaceArgument,
     engine: EngineOption = EngineName.SPARK,
+    keep_removed: KeepRemovedOption = None,
     dry_run: DryRunOption = False,
     output: OutputOption = OutputFormat.TEXT,
     debug: DebugOption = False,
@@ -28,7 +30,7 @@ def command(
     The exit code is 3 if something was left as it is because it cannot be read.
     """
     with running(output, debug, NAME) as out, open_catalog(NAME, place, engine) as catalog:
-        finish(out, compact(catalog, out, dry_run=dry_run))
+        finish(out, compact(catalog, out, keep_removed=keep_removed, dry_run=dry_run))
 
 
 main = EntryPoint(NAME, command)

@@ -30,7 +30,8 @@ def command(
 ) -> None:
     """Turn long delta chains into one snapshot each, computed on the executors, so that recovery reads one artifact.
 
-    Formats that no folder knows are left alone and named.
+    Formats that no folder knows are left alone and named. The exit code is 3 if a chain is broken or could not be
+    folded.
     """
     with running(output, debug, NAME) as out, open_catalog(NAME, place, engine) as catalog:
         finish(out, fold(catalog, out, streams=stream, min_links=min_links, dry_run=dry_run))

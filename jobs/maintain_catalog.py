@@ -19,6 +19,7 @@ from catalog.cli.job import (
     EngineName,
     EngineOption,
     EntryPoint,
+    KeepRemovedOption,
     MinLinksOption,
     PercentOption,
     PlaceArgument,
@@ -67,6 +68,7 @@ def command(
     sample: SampleOption = None,
     sample_percent: PercentOption = None,
     min_links: MinLinksOption = MIN_LINKS,
+    keep_removed: KeepRemovedOption = None,
     scratch: ScratchOption = None,
     dry_run: DryRunOption = False,
     output: OutputOption = OutputFormat.TEXT,
@@ -89,7 +91,7 @@ def command(
                 ),
                 Step.FOLD: lambda: fold(catalog, out, streams=None, min_links=min_links, dry_run=dry_run),
                 Step.RETAIN: lambda: retain_sound(catalog, out, kept, verification, dry_run=dry_run),
-                Step.COMPACT: lambda: compact(catalog, out, dry_run=dry_run),
+                Step.COMPACT: lambda: compact(catalog, out, keep_removed=keep_removed, dry_run=dry_run),
                 Step.DRILL: lambda: drill(catalog, out, streams=None, sample=None, scratch=scratch, dry_run=dry_run),
             }
             left = {step: steps[step] for step in Step if step not in (skip or ())}

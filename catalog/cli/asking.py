@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,12 +12,13 @@ import typer
 from catalog import views
 from catalog.catalog import CheckpointCatalog
 from catalog.cli import output as show_as
-from catalog.cli.frame import DebugOption, OutputOption, PathArgument, running
+from catalog.cli.frame import CATALOG_VARIABLE, DebugOption, OutputOption, PathArgument, is_path, running
 from catalog.cli.job import EngineName
-from catalog.cli.output import Column, Listing, OutputFormat
+from catalog.cli.output import Column, Listing, Output, OutputFormat
 from catalog.cli.starting import opened
 from catalog.errors import InvalidInputError
 from catalog.tables.commits import first_line
+from catalog.tables.names import any_place
 from catalog.tables.port import Table
 
 if TYPE_CHECKING:
@@ -37,10 +39,11 @@ def sql_command(
 ) -> None:
     """Ask the views and tables by SQL; this starts Spark.
 
-    PATH may also be the name of a schema. Without a query it lists the views, which needs no Spark.
+    PATH may also be the name of a schema. Without a query it lists the views, which needs no Spark where PATH is none.
     """
     with running(output, debug) as out:
         if query is None:
+            _check_path(out, path)
             out.result(_known(), _views())
             return
         _check_query(query)
@@ -52,6 +55,19 @@ def sql_command(
         if not rows:
             out.note("no rows")
         out.result(shown, _table(columns, rows[:limit]))
+
+
+def _check_path(out: Output, path: str) -> None:
+    """Refuse a query that stands where PATH should, and a place without a catalog."""
+    words = not is_path(path) and len(path.split()) > 1
+    is_folder = not (words and _QUERY.match(path)) and Path(path).is_dir()
+    if words and not is_folder:
+        raise InvalidInputError(
+            f"{path.strip()[:60]!r} looks like a query, and PATH is missing: name the catalog before it, "
+            f"or set {CATALOG_VARIABLE}"
+        )
+    engine = EngineName.SPARK if any_place(path).schema and not is_folder else EngineName.NATIVE
+    opened(out, path, engine).close()
 
 
 def _check_query(query: str) -> None:

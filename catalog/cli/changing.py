@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -132,7 +133,7 @@ def prune_command(
         with opened(out, path, engine) as catalog:
             streams = chosen_streams(catalog, None if stream is None else [stream])
             plan = None
-            if not (dry_run or yes) and sys.stdin.isatty() and sys.stderr.isatty():
+            if not (dry_run or yes) and sys.stdin.isatty():
                 plan = let_go(catalog, out, wanted, streams=streams, grace=None, dry_run=True)
                 if plan.report.removed and not _agreed(out, plan, output):
                     out.note("nothing was done")
@@ -167,11 +168,20 @@ def _agreed(out: Output, plan: LetGo, output: OutputFormat) -> bool:
         out.result(None, _table(plan))
     how_many = show_as.count(len(plan.report.removed), "checkpoint")
     try:
-        print(f"Put {how_many} into the trash? [y/N] ", end="", file=sys.stderr, flush=True)
+        _ask(f"Put {how_many} into the trash? [y/N] ")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
     except KeyboardInterrupt:
-        print(file=sys.stderr)  # what comes next is not part of the question
+        _ask("\n")  # what comes next is not part of the question
         raise
+
+
+def _ask(text: str) -> None:
+    """Write to the terminal, also where stderr goes elsewhere."""
+    if sys.stderr.isatty():
+        print(text, end="", file=sys.stderr, flush=True)
+        return
+    with Path("/dev/tty").open("w", encoding="utf-8") as terminal:
+        terminal.write(text)
 
 
 def _table(done: LetGo) -> Block:

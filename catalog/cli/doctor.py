@@ -21,7 +21,7 @@ from catalog.cli import output as show_as
 from catalog.cli.frame import CATALOG_VARIABLE, DebugOption, ExitCode, OutputOption, running
 from catalog.cli.output import Column, Listing, OutputFormat
 from catalog.cli.starting import starting
-from catalog.errors import CatalogError, LockTimeoutError, NotACatalogError, SessionError
+from catalog.errors import CatalogError, DamagedCatalogError, LockTimeoutError, NotACatalogError, SessionError
 from catalog.tables.locks import CommitLock
 from catalog.tables.names import Place, path_place
 from catalog.tables.port import Table
@@ -165,7 +165,10 @@ def _opened(place: Place) -> Finding:
         with CheckpointCatalog.native(place.path or "") as catalog:
             streams = len(catalog.streams())
     except NotACatalogError as error:
-        return Finding("catalog", State.FAIL, _with_remedy(error)[0], "check the path, or make one: `ckpt init`")
+        found, remedy = _with_remedy(error)
+        if not isinstance(error, DamagedCatalogError):
+            remedy = "check the path, or make one: `ckpt init`"
+        return Finding("catalog", State.FAIL, found, remedy)
     except CatalogError as error:
         return Finding("catalog", State.FAIL, *_with_remedy(error))
     return Finding("catalog", State.OK, f"{place}: format {FORMAT_VERSION}, streams: {streams}")
@@ -234,4 +237,9 @@ def _space(place: Place) -> Finding:
     found = f"{show_as.size(disk.free)} of {show_as.size(disk.total)} free ({percent} %)"
     if disk.free >= FEWEST_FREE_BYTES and percent >= FEWEST_FREE_PERCENT:
         return Finding("space", State.OK, found)
-    return Finding("space", State.WARN, found, "`ckpt prune`, `ckpt sweep` and `ckpt compact` make room")
+    # Purging waits a few minutes longer than undo.
+    remedy = (
+        "`ckpt sweep` and `ckpt compact --keep-removed 0s` make room of what is past its undo window; if that is not "
+        "enough `ckpt prune --keep N --undo-for 0s`, and both again after 5 minutes"
+    )
+    return Finding("space", State.WARN, found, remedy)

@@ -1,6 +1,7 @@
 """What all commands share: exit codes, arguments, and how an error becomes a sentence."""
 
 import io
+import logging
 import os
 import sys
 import traceback
@@ -17,7 +18,14 @@ import typer
 from typer.core import TyperCommand
 
 from catalog.cli.output import Output, OutputFormat, make_output
-from catalog.errors import CatalogError, ConflictError, InvalidInputError, NotACatalogError, TrashedError
+from catalog.errors import (
+    CatalogError,
+    ConflictError,
+    DamagedCatalogError,
+    InvalidInputError,
+    NotACatalogError,
+    TrashedError,
+)
 from catalog.policies import span
 from catalog.tables.commits import first_line
 from catalog.tables.port import Table
@@ -79,9 +87,14 @@ class CatalogCommand(TyperCommand):
         given = [word for value in values for word in (value if isinstance(value, tuple | list) else [value])]
         words = [word for word in given if isinstance(word, str)]
         # With no word at all PATH is taken from the environment anyway.
-        if not words or words[0].startswith(("/", ".", "~")) or "://" in words[0]:
+        if not words or is_path(words[0]):
             return False
         return any(one.nargs == -1 for one in positional) or len(words) < len(positional)
+
+
+def is_path(word: str) -> bool:
+    """Say whether a word can be nothing but a PATH."""
+    return word.startswith(("/", ".", "~")) or "://" in word
 
 
 def make_app(name: str, **settings: Any) -> typer.Typer:
@@ -112,7 +125,8 @@ def running(output: OutputFormat, debug: bool, program: str = "ckpt") -> Iterato
     """Give a command its output; an error becomes one sentence on stderr and an exit code."""
     out = make_output(output)
     try:
-        yield out
+        with _telling(out, debug, program):
+            yield out
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
         raise
     except KeyboardInterrupt as error:
@@ -124,6 +138,41 @@ def running(output: OutputFormat, debug: bool, program: str = "ckpt") -> Iterato
         else:
             out.note(f"{program}: {sentence(error)}")
         raise typer.Exit(exit_code(error)) from error
+
+
+@contextmanager
+def _telling(out: Output, debug: bool, program: str) -> Iterator[None]:
+    """Tell what the library warns of, unless whoever called has set up logging and hears of it there."""
+    library = logging.getLogger("catalog")
+    if library.hasHandlers():
+        yield
+        return
+    telling = _Telling(out, debug, program)
+    library.addHandler(telling)
+    try:
+        yield
+    finally:
+        library.removeHandler(telling)
+
+
+class _Telling(logging.Handler):
+    """Tells a warning of the library in one line; without it Python would print every trace."""
+
+    def __init__(self, out: Output, debug: bool, program: str) -> None:
+        super().__init__(logging.WARNING)
+        self._out = out
+        self._debug = debug
+        self._program = program
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            error = record.exc_info[1] if record.exc_info else None
+            why = f" ({sentence(error)})" if isinstance(error, Exception) else ""
+            self._out.note(f"{self._program}: {record.getMessage()}{why}")
+            if error and self._debug:
+                traceback.print_exception(error)
+        except Exception:  # noqa: BLE001 - the rule for handlers: what is warned of goes on whatever happens here
+            self.handleError(record)
 
 
 def time_argument(text: str) -> datetime:
@@ -148,7 +197,7 @@ def sentence(error: Exception) -> str:
     match error:
         case TrashedError():
             return f"{error} (`ckpt undo` takes it out)"
-        case NotACatalogError():
+        case NotACatalogError() if not isinstance(error, DamagedCatalogError):
             return f"{error}{_misplaced_path()}"
         case CatalogError() | OSError():
             return str(error)
@@ -166,6 +215,8 @@ def _misplaced_path() -> str:
 def exit_code(error: Exception) -> ExitCode:
     """Return the exit code that an error means."""
     match error:
+        case DamagedCatalogError():
+            return ExitCode.FAILURE
         case NotACatalogError():
             return ExitCode.NO_CATALOG
         case ConflictError():

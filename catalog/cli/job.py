@@ -11,13 +11,21 @@ from typing import Annotated, Any
 import typer
 
 from catalog import keys
-from catalog.catalog import CheckpointCatalog
+from catalog.catalog import LONGEST_KEEP_REMOVED, CheckpointCatalog
 from catalog.cli import output as show_as
 from catalog.cli.frame import EXIT_CODES, ExitCode, make_app, run_app, span_argument
 from catalog.cli.output import Output
 from catalog.errors import CheckpointNotFoundError
 from catalog.tables.names import any_place
 from catalog.verify import Depth, Progress, Sample
+
+
+def keep_removed_argument(text: str) -> timedelta:
+    """Return how long replaced files stay, before any step is taken: as the last one it would be refused too late."""
+    wanted = span_argument(text)
+    if wanted > LONGEST_KEEP_REMOVED:
+        raise typer.BadParameter(f"removed files stay 1d at most, not {text!r}")
+    return wanted
 
 
 class EngineName(StrEnum):
@@ -59,6 +67,16 @@ GraceOption = Annotated[
         parser=span_argument,
         metavar="SPAN",
         help="Sweep no bytes staged less than this ago: their save may be in progress. An hour by default: 1h.",
+    ),
+]
+KeepRemovedOption = Annotated[
+    timedelta | None,
+    typer.Option(
+        "--keep-removed",
+        parser=keep_removed_argument,
+        metavar="SPAN",
+        help="Keep swept and replaced files so long: by default and at most a day, 1d. With 0s the disk gets their "
+        "bytes back at once, and a read that is under way may have to begin again.",
     ),
 ]
 ScratchOption = Annotated[

@@ -13,7 +13,7 @@ from catalog.cli.frame import DebugOption, OutputOption, PathArgument, StreamArg
 from catalog.cli.job import chosen_streams
 from catalog.cli.output import OutputFormat
 from catalog.cli.recovering import Position
-from catalog.errors import CheckpointNotFoundError, NotACatalogError
+from catalog.errors import CheckpointNotFoundError, DamagedCatalogError, NotACatalogError
 from catalog.restore import new_folder
 from catalog.tables.schema import FORMAT_VERSION
 
@@ -21,19 +21,22 @@ from catalog.tables.schema import FORMAT_VERSION
 def init_command(path: PathArgument, output: OutputOption = OutputFormat.TEXT, debug: DebugOption = False) -> None:
     """Make a catalog in a new or empty folder.
 
-    One that is there already is left as it is.
+    One that is there already is left as it is. Of a damaged one an empty table is made anew if no bytes are lost by it.
     """
     with running(output, debug) as out:
+        told, created = "there is a catalog already", False
         try:
             CheckpointCatalog.native(path).close()
-            created = False
+        except DamagedCatalogError as error:
+            if getattr(error, "found", False):
+                raise
+            told = "made the table anew that the catalog had lost"
         except NotACatalogError as error:
             if getattr(error, "found", False):
                 raise
-            created = True
+            told, created = "made a catalog", True
         with CheckpointCatalog.native(path, create=True) as catalog:
             place = str(catalog.engine.place)
-        told = "made a catalog" if created else "there is a catalog already"
         out.result({"path": place, "created": created, "format": FORMAT_VERSION}, f"{told}: {place}")
 
 
@@ -68,6 +71,14 @@ def save_command(
     written again.
     """
     with running(output, debug) as out:
+        # The library has to take epoch 0; validation calls it a failure, so nobody is led there by hand.
+        for number, what, least in (
+            (checkpoint_id, "--id", 1),
+            (epoch, "--epoch", 1),
+            (pipeline_hash, "--pipeline-hash", 0),
+        ):
+            if number is not None:
+                keys.u64(number, what, minimum=least)
         found = files.find([Path(one) for one in source])
         with CheckpointCatalog.native(path) as catalog:
             with out.working(f"saving {show_as.count(len(found), 'file')} …"):

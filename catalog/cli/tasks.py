@@ -8,11 +8,12 @@ from typing import Any
 from catalog.catalog import CheckpointCatalog
 from catalog.cli.frame import ExitCode, sentence
 from catalog.cli.job import Done, chosen_streams, progressing
-from catalog.cli.output import Output, visible
+from catalog.cli.output import Output, size, visible
 from catalog.errors import CatalogError
 from catalog.keys import shown
 from catalog.policies import Retention
 from catalog.prune import CleanUp, RetentionReport
+from catalog.tables.port import Merging
 from catalog.verify import Depth, Sample
 
 
@@ -58,13 +59,17 @@ def fold(
     wanted = chosen_streams(catalog, streams)
     with progressing(out, "folding …") as progress:
         report = catalog.fold_chains(wanted, min_links=min_links, dry_run=dry_run, progress=progress)
-    return Done(asdict(report), report.explain())
+    return Done(asdict(report), report.explain(), ExitCode.FAULTS if report.failed else ExitCode.OK)
 
 
-def compact(catalog: CheckpointCatalog, out: Output, *, dry_run: bool) -> Done:
+def compact(catalog: CheckpointCatalog, out: Output, *, keep_removed: timedelta | None, dry_run: bool) -> Done:
     """Merge small files, shorten the logs and free the disk."""
-    with out.working("compacting …"):
-        report = catalog.compact(dry_run=dry_run)
+    with out.working("compacting …") as tell:
+
+        def show(far: Merging) -> None:
+            tell(f"{far.table}: {size(far.bytes)} of {size(far.of_bytes)}")
+
+        report = catalog.compact(keep_removed=keep_removed, dry_run=dry_run, progress=show)
     return Done(asdict(report), report.explain(), ExitCode.FAULTS if report.problems else ExitCode.OK)
 
 

@@ -8,6 +8,7 @@ from catalog.cli.job import (
     EngineName,
     EngineOption,
     GraceOption,
+    KeepRemovedOption,
     MinLinksOption,
     PercentOption,
     SampleOption,
@@ -56,7 +57,8 @@ def fold_command(
 ) -> None:
     """Turn long chains of deltas into one snapshot each.
 
-    Recovery then reads one artifact instead of a hundred. The job is ckpt-fold.
+    Recovery then reads one artifact instead of a hundred. Formats that no folder knows are left alone and named. The
+    exit code is 3 if a chain is broken or could not be folded. The job is ckpt-fold.
     """
     with running(output, debug) as out, opened(out, path, engine) as catalog:
         finish(out, tasks.fold(catalog, out, streams=stream, min_links=min_links, dry_run=dry_run))
@@ -64,6 +66,7 @@ def fold_command(
 
 def compact_command(
     path: PathArgument,
+    keep_removed: KeepRemovedOption = None,
     dry_run: DryRunOption = False,
     engine: EngineOption = EngineName.NATIVE,
     output: OutputOption = OutputFormat.TEXT,
@@ -74,7 +77,7 @@ def compact_command(
     The exit code is 3 if something was left as it is because it cannot be read. The job is ckpt-compact.
     """
     with running(output, debug) as out, opened(out, path, engine) as catalog:
-        finish(out, tasks.compact(catalog, out, dry_run=dry_run))
+        finish(out, tasks.compact(catalog, out, keep_removed=keep_removed, dry_run=dry_run))
 
 
 def sweep_command(

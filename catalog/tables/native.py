@@ -38,11 +38,11 @@ from catalog.tables.native_statistics import Snapshot, Where, conditions_of, exp
 from catalog.tables.native_upkeep import Spread, Upkeep
 from catalog.tables.opening import (
     Protocol,
-    broken,
     check_folder,
     check_format,
     created,
     creating,
+    damaged,
     lost_bytes,
     mended,
     no_catalog,
@@ -118,30 +118,18 @@ class NativeEngine:
                 lock = CommitLock(files.folder, timeout_s=lock_timeout_s, durable=durable, data_too=False)
             return LoadedTable(files, lock, self._commits, self._ahead, clock)
 
-        def load_all() -> None:
-            self._loaded: dict[Table, LoadedTable] = {}
-            for table in Table:
-                self._loaded[table] = load(table)
-
+        self._loaded: dict[Table, LoadedTable] = {}
         try:
             try:
-                load_all()
+                self._loaded.update((table, load(table)) for table in Table)
             except DeltaError:
                 if not mended(place):
                     raise
-                load_all()
-        except TableNotFoundError as error:
-            raise no_catalog(place, first_line(error), found=False) from error
+                self._loaded.clear()
+                self._loaded.update((table, load(table)) for table in Table)
         except (DeltaError, OSError) as error:
-            if place.local_folder is None:  # for all that is known there may be one
-                raise CatalogError(
-                    f"the catalog at {place} cannot be reached or read ({first_line(error)}): check the address, the "
-                    "credentials and the network"
-                ) from error
-            if os.path.isdir(f"{place.path}/{Table.CHECKPOINTS}/_delta_log"):  # noqa: PTH112 - never fails
-                failed = next(table for table in Table if table not in self._loaded)
-                raise broken(place, failed, first_line(error)) from error
-            raise no_catalog(place, first_line(error), found=True) from error
+            failed = list(Table)[len(self._loaded)]
+            raise _unopened(place, dict(storage_options or {}), failed, error) from error
         checkpoints = self._loaded[Table.CHECKPOINTS].delta
         check_format(place, checkpoints.metadata().configuration, _protocol(checkpoints))
         self._upkeep = {
@@ -339,6 +327,25 @@ class NativeEngine:
 def _home_pid() -> int:
     """Return the process in which a catalog was first opened: deltalake's runtime works nowhere else, not even anew."""
     return os.getpid()
+
+
+def _unopened(place: Place, options: dict[str, str], table: Table, error: Exception) -> CatalogError:
+    """Return what it means that a table cannot be opened."""
+    found = not isinstance(error, TableNotFoundError)
+    if found and place.local_folder is None:  # for all that is known there may be one
+        return CatalogError(
+            f"the catalog at {place} cannot be reached or read ({first_line(error)}): check the address, the "
+            "credentials and the network"
+        )
+    # The table `checkpoints` is made last: where something is in it, there was a catalog.
+    if place.local_folder:
+        folder = place.local_folder / Table.CHECKPOINTS
+        was_there = any(folder.glob("_delta_log/[0-9]*")) or any(folder.rglob("*.parquet"))
+    else:
+        was_there = DeltaTable.is_deltatable(f"{place.path}/{Table.CHECKPOINTS}", options)
+    if was_there:
+        return damaged(place, table, first_line(error), found=found or table is Table.CHECKPOINTS)
+    return no_catalog(place, first_line(error), found=found)
 
 
 def _lost_bytes(place: Place, options: dict[str, str]) -> bool:

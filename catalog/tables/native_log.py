@@ -25,7 +25,7 @@ from catalog.tables.compaction import Files
 from catalog.tables.locks import CommitLock, fsync, log_checkpoint, log_entry
 from catalog.tables.native_files import DataFiles
 from catalog.tables.native_statistics import Snapshot
-from catalog.tables.opening import broken, gone
+from catalog.tables.opening import damaged, gone
 from catalog.tables.port import Version
 
 log = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ class LoadedTable:
         except DeltaError as error:
             if self.files.folder is None:
                 raise
-            raise broken(self.files.place, self.files.table, first_line(error)) from error
+            raise damaged(self.files.place, self.files.table, first_line(error), found=True) from error
 
     def _update(self) -> None:
         if not self._is_as_loaded():

@@ -7,7 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from catalog.errors import InvalidInputError, NotACatalogError, ReadOnlyError, UnsupportedFormatError
+from catalog.errors import (
+    DamagedCatalogError,
+    InvalidInputError,
+    NotACatalogError,
+    ReadOnlyError,
+    UnsupportedFormatError,
+)
 from catalog.tables.locks import LOCK_FILE, CommitLock, fsync, fsync_commits, mend_log
 from catalog.tables.names import Place
 from catalog.tables.port import Table
@@ -116,22 +122,11 @@ def check_format(place: Place, properties: Mapping[str, str], protocol: Protocol
         )
 
 
-def lost_bytes(place: Place) -> NotACatalogError:
+def lost_bytes(place: Place) -> DamagedCatalogError:
     """Return the error that says that a catalog's bytes are gone, which a new table would only hide."""
-    return NotACatalogError(
+    return DamagedCatalogError(
         f"the catalog at {place} has checkpoints, but its table `artifacts` is gone, and their bytes with it: bring "
         "it back, with UNDROP TABLE or from a backup, or take another place",
-        place=str(place),
-        found=True,
-    )
-
-
-def broken(place: Place, table: Table, why: str) -> NotACatalogError:
-    """Return the error that says that there is a catalog, but the log of one of its tables cannot be read."""
-    return NotACatalogError(
-        f"there is a catalog at {place}, but the log of its table `{table}` cannot be read ({why}): bring that table's "
-        "_delta_log back from a backup; if only its newest entry is half-written, as a power cut may leave it, move "
-        "that file away",
         place=str(place),
         found=True,
     )
@@ -144,6 +139,24 @@ def gone(place: Place, table: Table) -> NotACatalogError:
         "backup, or take another place",
         place=str(place),
         found=False,
+    )
+
+
+def damaged(place: Place, table: Table, why: str, *, found: bool) -> DamagedCatalogError:
+    """Return the error that says that a catalog is there, but not all of it.
+
+    Args:
+        place: the catalog.
+        table: which table is gone or cannot be read.
+        why: what was said of it.
+        found: whether it is there, and must not be made anew.
+    """
+    what = "cannot be read" if found else "is gone"
+    return DamagedCatalogError(
+        f"there is a checkpoint catalog at {place}, but it is damaged, the table `{table}` {what} ({why}): bring that "
+        "folder back from a backup, see docs/OPERATIONS.md",
+        place=str(place),
+        found=found,
     )
 
 

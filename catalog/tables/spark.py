@@ -35,7 +35,16 @@ from catalog.tables.compaction import CompactionReport
 from catalog.tables.forks import check_process
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
 from catalog.tables.names import Place, TableName, path_place
-from catalog.tables.opening import Protocol, check_folder, check_format, created, creating, lost_bytes, no_catalog
+from catalog.tables.opening import (
+    Protocol,
+    check_folder,
+    check_format,
+    created,
+    creating,
+    damaged,
+    lost_bytes,
+    no_catalog,
+)
 from catalog.tables.port import Between, Condition, Engine, Equals, In, Merging, Outcome, Table, Unless, Version
 from catalog.tables.schema import create_statement
 
@@ -445,10 +454,10 @@ def _catalog_location(spark: SparkSession, place: Place, names: Mapping[Table, s
             _ = spark.table(names[table]).schema  # Spark Connect looks no earlier
         except AnalysisException as error:
             if not any(mark in str(error) for mark in _NOT_THERE):
-                raise no_catalog(place, first_line(error), found=True) from error
+                raise damaged(place, table, first_line(error), found=True) from error
             if table is Table.ARTIFACTS and spark.table(name).limit(1).count():
                 raise lost_bytes(place) from error
-            raise no_catalog(place, f"the table `{table}` is missing", found=False) from error
+            raise damaged(place, table, first_line(error), found=False) from error
     described = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
     return next(str(row["data_type"]) for row in described if row["col_name"] == "Location")
 

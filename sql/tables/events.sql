@@ -3,7 +3,7 @@
 CREATE TABLE IF NOT EXISTS {table} (
   stream STRING NOT NULL COMMENT 'the stream it is about',
   checkpoint_key STRING COMMENT 'the checkpoint it is about, if it is about one',
-  event STRING NOT NULL COMMENT 'verified, drilled, folded, swept, job run …',
+  event STRING NOT NULL COMMENT 'verified, drilled, folded or swept',
   at TIMESTAMP_LTZ NOT NULL COMMENT 'when',
   actor STRING COMMENT 'who',
   details STRING COMMENT 'measurements and findings, as JSON'

@@ -15,6 +15,7 @@ from catalog import (
     CatalogError,
     CheckpointCatalog,
     CheckpointManifest,
+    DamagedCatalogError,
     InvalidInputError,
     NotACatalogError,
     ReadOnlyError,
@@ -180,13 +181,13 @@ def test_a_missing_table_is_noticed_and_made_anew_only_if_no_bytes_are_lost_by_i
     opened = CheckpointCatalog.create(spark, name)
     for table in (Table.EVENTS, Table.ARTIFACTS):
         spark.sql(f"DROP TABLE {name}.{table}")
-        with pytest.raises(NotACatalogError, match=f"the table `{table}` is missing"):
+        with pytest.raises(DamagedCatalogError, match=f"the table `{table}` is gone"):
             CheckpointCatalog.for_name(spark, name)
         opened = CheckpointCatalog.create(spark, name)
     opened.store("s").save_with_state(CheckpointManifest.new(1, epoch=1), [b"state"])
     spark.sql(f"DROP TABLE {name}.artifacts")
     for opening in (CheckpointCatalog.for_name, CheckpointCatalog.create):
-        with pytest.raises(NotACatalogError, match="`artifacts` is gone"):
+        with pytest.raises(DamagedCatalogError, match="`artifacts` is gone"):
             opening(spark, name)
     assert not spark.catalog.tableExists(f"{name}.artifacts")
 

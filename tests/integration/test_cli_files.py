@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,35 @@ def test_init_makes_a_catalog_once_and_leaves_one_that_is_there_alone(here, tmp_
     code, shown, told = here("init", place, "--output", "json")
     assert (code, json.loads(shown), told) == (0, {"path": str(place), "created": False, "format": 1}, "")
     assert sorted(place.rglob("*")) == before
+
+
+@pytest.mark.parametrize("table", Table)
+def test_a_catalog_that_lost_a_part_is_told_as_damaged_and_not_to_be_made(here, place, folder, table):
+    assert here("save", place, "job", folder)[0] == 0
+    log = place / table / "_delta_log" / f"{0:020d}.json"
+    whole = log.read_bytes()
+    log.write_text("not a log")
+    for command in (["init", place], ["list", place], ["save", place, "job", folder]):
+        code, shown, told = here(*command)
+        assert (code, shown, len(told.splitlines())) == (1, "", 1)
+        assert told.startswith(
+            f"ckpt: there is a checkpoint catalog at {place}, but it is damaged, the table `{table}` "
+        )
+        assert told.endswith(": bring that folder back from a backup, see docs/OPERATIONS.md\n")
+    (line,) = [line for line in here("doctor", place)[1].splitlines() if " catalog " in line]
+    assert ("bring that folder back" in line, "ckpt init" in line) == (True, False)
+    log.write_bytes(whole)
+    assert ids(place) == [1]
+
+
+def test_init_makes_an_empty_table_anew_and_says_so_unless_bytes_are_lost_by_it(here, place, folder):
+    shutil.rmtree(place / Table.EVENTS)
+    assert here("list", place)[0] == 1
+    assert here("init", place) == (0, f"made the table anew that the catalog had lost: {place}\n", "")
+    assert here("save", place, "job", folder)[0] == 0
+    shutil.rmtree(place / Table.ARTIFACTS)
+    code, shown, told = here("init", place)
+    assert (code, shown, "`artifacts` is gone" in told) == (1, "", True)
 
 
 def test_init_refuses_a_folder_that_holds_something_else(here, folder):
@@ -202,7 +232,10 @@ def test_a_folder_that_cannot_be_listed_is_an_error_and_not_left_out(here, place
         ["--offset", "=1"],
         ["--id", "0"],
         ["--id", str(2**64)],
+        ["--id", "-1"],
         ["--epoch", "-1"],
+        ["--epoch", "0"],
+        ["--pipeline-hash", "-1"],
         ["--watermark", str(2**63)],
     ],
 )
@@ -210,6 +243,9 @@ def test_a_wrong_option_of_save_is_a_usage_error_and_nothing_is_saved(here, plac
     code, shown, told = here("save", place, "job", folder, *options)
     assert (code, shown) == (2, "")
     assert told
+    if options[1] in ("-1", "0"):
+        assert told.startswith(f"ckpt: {options[0]} must be from ")
+        assert told.endswith(f" to 2^64-1, not {options[1]}\n")
     assert ids(place) == []
     assert CheckpointCatalog.native(place).engine.scan(Table.ARTIFACTS, [], ["stream"]).num_rows == 0
 

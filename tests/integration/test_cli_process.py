@@ -40,14 +40,17 @@ def live(place, stream="orders"):
 # -- a terminal --------------------------------------------------------------------------------------------------------
 
 
-def on_terminal(*arguments, answer=""):
-    """Run `ckpt` on a terminal, type an answer when it asks, and return its exit code and all that was shown."""
+def on_terminal(*arguments, answer="", elsewhere=()):
+    """Run `ckpt` on a terminal, type an answer when it asks, and return its exit code and all that was shown.
+
+    Output that goes elsewhere is said by number and file.
+    """
     outer, inner = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "60"}
     with subprocess.Popen(
         [*CKPT, *map(str, arguments)],
         env=environment,
-        preexec_fn=lambda: os.login_tty(inner),  # so that Ctrl-C reaches it
+        preexec_fn=lambda: _log_in(inner, elsewhere),  # so that Ctrl-C reaches it
     ) as run:
         os.close(inner)
         shown = b""
@@ -58,6 +61,12 @@ def on_terminal(*arguments, answer=""):
                 answer = ""
     os.close(outer)
     return run.returncode, shown.decode().replace("\r\n", "\n")
+
+
+def _log_in(terminal, elsewhere):
+    os.login_tty(terminal)
+    for number, file in elsewhere:
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
 
 
 def _read(terminal):
@@ -78,6 +87,15 @@ def test_on_a_terminal_prune_asks_and_does_nothing_unless_the_answer_is_yes(plac
     assert shown.count("not one of the newest 1") == 2  # one line each, and not once more after the answer
     assert shown.rstrip().endswith(f"ckpt undo {place} orders 1 2")
     assert live(place) == [3]
+
+
+@pytest.mark.parametrize(("number", "written"), [(1, "not one of the newest 1"), (2, "nothing was done")])
+def test_on_a_terminal_prune_asks_also_where_its_output_goes_elsewhere(place, tmp_path, number, written):
+    file = tmp_path / "elsewhere"
+    code, shown = on_terminal("prune", place, "orders", "--keep", "1", answer="n\n", elsewhere=[(number, file)])
+    assert (code, "Put 2 checkpoints into the trash? [y/N] " in shown) == (1, True)
+    assert written in file.read_text()
+    assert live(place) == [1, 2, 3]
 
 
 def test_on_a_terminal_prune_does_not_ask_who_has_said_yes(place):

@@ -28,6 +28,30 @@ def test_the_views_are_listed_without_spark(here, place):
     assert "checkpoint_list" in here("sql", place)[1]
 
 
+def test_the_views_are_listed_of_a_folder_by_any_name(here, place, monkeypatch):
+    for name in ("from", "my catalog"):
+        (place.parent / name).symlink_to(place)
+    monkeypatch.chdir(place.parent)
+    for name in ("from", "my catalog", "./from"):
+        code, _, told = here("sql", name)
+        assert (code, told) == (0, ""), name
+
+
+@pytest.mark.parametrize("query", ["SELECT 1", "DROP TABLE x", "SELECT a/b FROM t", "WITH " + "x" * 300, "(SELECT 1)"])
+def test_a_query_without_a_path_is_refused_and_not_taken_for_the_path(here, monkeypatch, query):
+    monkeypatch.delenv("CKPT_CATALOG", raising=False)
+    code, shown, told = here("sql", query, "--output", "json")
+    assert (code, shown, len(told.splitlines())) == (2, "", 1)
+    assert "PATH is missing" in told
+
+
+def test_no_views_are_listed_of_a_place_without_a_catalog(here, place):
+    for path in (place.parent / "no such", place.parent):
+        code, shown, told = here("sql", path)
+        assert (code, shown) == (10, "")
+        assert told.startswith("ckpt: no checkpoint catalog at ")
+
+
 def test_a_query_gets_rows_of_views_and_tables_in_its_order(spark, here, place, monkeypatch):
     monkeypatch.chdir(place.parent)
     query = """

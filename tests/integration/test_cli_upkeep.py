@@ -3,16 +3,18 @@
 import asyncio
 import json
 import os
-from contextlib import ExitStack
+import re
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
 
 from catalog import CheckpointCatalog, CheckpointManifest, CheckpointManifestV2, artifact_path, keys, new_uuid7
-from catalog.cli import doctor
+from catalog.cli import doctor, tasks
 from catalog.cli.job import EngineName, EngineOption
 from catalog.cli.main import COMMANDS
+from catalog.cli.output import JsonOutput
 from catalog.tables import probe
 from catalog.tables.locks import CommitLock
 from catalog.tables.names import path_place
@@ -20,6 +22,7 @@ from catalog.tables.port import Table
 from catalog.testing.native import NativeHarness
 
 JSON = ("--output", "json")
+TRACE = "Traceback (most recent call last):"
 
 
 @pytest.fixture
@@ -70,18 +73,18 @@ def test_drill_restores_and_its_code_tells_what_could_not_be(here, harness, plac
     assert shown.startswith("failed orders 3")
 
 
-def test_fold_turns_a_chain_into_a_snapshot_unless_it_runs_dry(here, harness, tmp_path):
-    checkpointer = harness.catalog.checkpointer("clicks")
+def save_chain(checkpointer, links, format):
+    """Save a snapshot and deltas on it, and return the newest id."""
 
     async def chain():
         parent = None
-        for data in (b"one ", b"two ", b"three"):
+        for data in links:
             id = new_uuid7()
             delta = parent is not None
             sha256 = await (checkpointer.save_delta if delta else checkpointer.save_snapshot)(id, "log", 0, data)
             path = artifact_path(id, "log", 0, delta=delta)
             entry = {"partition_id": 0, "is_delta": delta, "path": path, "size_bytes": len(data), "sha256": sha256}
-            operators = {"log": {"partitions": [entry], "format": "append-log"}}
+            operators = {"log": {"partitions": [entry], "format": format}}
             await checkpointer.save_manifest(
                 CheckpointManifestV2.new(id, epoch=1, parent_id=parent, operators=operators)
             )
@@ -89,7 +92,12 @@ def test_fold_turns_a_chain_into_a_snapshot_unless_it_runs_dry(here, harness, tm
             parent = id
         return parent
 
-    newest = asyncio.run(chain())
+    return asyncio.run(chain())
+
+
+def test_fold_turns_a_chain_into_a_snapshot_unless_it_runs_dry(here, harness, tmp_path):
+    checkpointer = harness.catalog.checkpointer("clicks")
+    newest = save_chain(checkpointer, (b"one ", b"two ", b"three"), "append-log")
     place = tmp_path / "catalog"
     code, shown, _ = here("fold", place, "--min-links", 2, "--dry-run", *JSON)
     assert (code, [one["folded"] for one in json.loads(shown)["chains"]]) == (0, [True])
@@ -97,6 +105,30 @@ def test_fold_turns_a_chain_into_a_snapshot_unless_it_runs_dry(here, harness, tm
     assert here("fold", place, "--min-links", 2)[0] == 0
     assert [one.data for one in asyncio.run(checkpointer.load_chain(newest, "log", 0))] == [b"one two three"]
     assert here("fold", place, "--min-links", 1)[0] == 2
+
+
+def test_a_chain_that_cannot_be_folded_is_code_3_and_one_line_and_its_trace_is_for_debug(ckpt, harness, tmp_path):
+    save_chain(harness.catalog.checkpointer("clicks"), (b"{}", b"no JSON"), "json-merge-patch")
+    fold = ("fold", tmp_path / "catalog", "--min-links", 2)
+    done = ckpt(*fold)
+    assert done.returncode == 3
+    assert "2 links, but it could not be folded: " in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ckpt: folding 'log' partition 0 of checkpoint ")
+    assert ckpt(*fold, "--debug").stderr.splitlines()[:2] == [line, TRACE]
+
+
+def test_a_broken_chain_is_code_3_and_one_of_an_unknown_format_is_left_alone_on_purpose(here, harness, tmp_path):
+    place = tmp_path / "catalog"
+    save_chain(harness.catalog.checkpointer("odd"), (b"one", b"two"), "nobody knows it")
+    assert here("fold", place, "--min-links", 2)[0] == 0
+    checkpointer = harness.catalog.checkpointer("clicks")
+    save_chain(checkpointer, (b"one", b"two"), "append-log")
+    first = min(harness.catalog.stream("clicks").history())
+    harness._change(Table.CHECKPOINTS, "clicks", first, lambda rows: rows.clear())
+    for options in (["--dry-run"], []):
+        code, shown, _ = here("fold", place, "--min-links", 2, *options, *JSON)
+        assert (code, [one["failed"] for one in json.loads(shown)["chains"]]) == (3, [True, False]), options
 
 
 def test_compact_merges_and_a_dry_run_only_tells(here, harness, place):
@@ -111,6 +143,47 @@ def test_compact_merges_and_a_dry_run_only_tells(here, harness, place):
     assert here("compact", place)[0] == 0
     code, shown, _ = here("compact", place, "--dry-run", *JSON)
     assert {one["table"]: one["files_before"] for one in json.loads(shown)["tables"]}["artifacts"] == 1
+
+
+def test_the_disk_gets_swept_bytes_back_a_day_later_or_at_once_by_compact_without_keeping(here, tmp_path):
+    place = tmp_path / "catalog"
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    with CheckpointCatalog.native(place, create=True, clock=lambda: yesterday, durable=False) as catalog:
+        store = catalog.store("orders")
+        for number in (1, 2, 3):
+            store.save_with_state(CheckpointManifest.new(number, epoch=1), os.urandom(1 << 20))
+        store.prune(1, undo_for=timedelta(0))
+
+    def on_disk():
+        return sum(file.stat().st_size for file in place.rglob("*.parquet")) >> 20
+
+    assert here("sweep", place)[0] == 0
+    assert here("compact", place)[0] == 0
+    assert on_disk() == 3
+    code, shown, _ = here("compact", place, "--keep-removed", "0s", "--dry-run", *JSON)
+    assert (code, sum(one["freed_bytes"] for one in json.loads(shown)["tables"]) >> 20, on_disk()) == (0, 2, 3)
+    assert here("compact", place, "--keep-removed", "0s")[0] == 0
+    assert on_disk() == 1
+    for wrong in ("2d", "25h", "soon"):
+        code, shown, told = here("compact", tmp_path / "typo", "--keep-removed", wrong)
+        assert (code, shown, "--keep-removed" in told, "timedelta" in told) == (2, "", True, False), wrong
+
+
+def test_compact_says_how_far_it_is(harness):
+    store = harness.catalog.store("orders")
+    for number in range(4, 12):
+        store.save_with_state(CheckpointManifest.new(number, epoch=1), b"state")
+    told = []
+
+    class Watched(JsonOutput):
+        @contextmanager
+        def working(self, what):
+            told.append(what)
+            yield told.append
+
+    tasks.compact(harness.catalog, Watched(), keep_removed=None, dry_run=False)
+    assert told[0] == "compacting …"
+    assert re.fullmatch(r"artifacts: (.+) of \1", told[1])
 
 
 def test_sweep_deletes_what_is_past_its_undo_window_and_what_was_never_saved(here, harness, place):
@@ -133,6 +206,9 @@ def test_sweep_deletes_what_is_past_its_undo_window_and_what_was_never_saved(her
     ]
     assert (harness.artifact_rows("orders"), harness.artifact_rows("never")) == (2, 0)
     assert here("sweep", place) == (0, "nothing to purge or to sweep\n", "")
+    assert events(harness) == ["swept"] * 2, "neither a dry run nor one that finds nothing is written down"
+    last = here("history", place, "orders")[1].splitlines()[-1].split()
+    assert (last[3:5], last[-6:]) == (["-", "swept"], ["orphans", "0,", "purged", "1,", "chunks", "1"])
     assert here("sweep", place, "--grace", "soon")[0] == 2
     assert here("sweep", place, "--stream", "order")[0] == 1
 
@@ -248,7 +324,8 @@ def test_doctor_tells_of_a_disk_that_other_machines_share(monkeypatch, place):
                                                      (4 << 30, 1000 << 30, "warn")])  # fmt: skip
 def test_doctor_tells_when_space_runs_out(monkeypatch, place, free, total, state):
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=free, total=total))
-    assert doctor._space(path_place(place)).state == state
+    found = doctor._space(path_place(place))
+    assert (found.state, "`ckpt compact --keep-removed 0s`" in found.remedy) == (state, state == "warn")
 
 
 def test_doctor_tells_of_a_storage_that_lets_two_writers_win(monkeypatch, place):

@@ -117,6 +117,8 @@ def test_every_job_says_what_it_can_and_refuses_what_it_cannot(run, job, tmp_pat
         ("fold_chains", ["--min-links", "1"], "--min-links"),
         ("maintain_catalog", ["--policies", "/no/such/file"], "No such file"),
         ("maintain_catalog", ["--skip", "everything"], "--skip"),
+        ("compact_catalog", ["--keep-removed", "2d"], "removed files stay 1d at most"),
+        ("maintain_catalog", ["--keep-removed", "2d"], "removed files stay 1d at most"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_opened(run, tmp_path, job, arguments, told):
@@ -260,6 +262,14 @@ def test_maintenance_does_all_steps_in_their_order(run, aged, place, policies):
     ]  # fmt: skip
     assert set(events(aged)) >= {"verified", "drilled"}
     assert aged.validate(depth="hashes").valid
+
+
+@pytest.mark.usefixtures("aged")
+def test_maintenance_frees_the_disk_at_once_if_it_is_told_to(run, place):
+    for options, freed in ([], False), (["--keep-removed", "0s"], True):
+        before = len(list((place / Table.ARTIFACTS).rglob("*.parquet")))
+        assert run("maintain_catalog", place, *NATIVE, "--skip", "drill", *options)[0] == 0
+        assert (len(list((place / Table.ARTIFACTS).rglob("*.parquet"))) < before) is freed
 
 
 def test_dry_maintenance_changes_nothing(run, aged, place, policies):

@@ -89,7 +89,7 @@ def test_every_chain_has_a_reason():
         (False, "5 links, but its format is not known: neither a manifest nor a folder tells it"),
     ]
     (broken,) = plan("s", ids[4], history([*rows[:2], *rows[3:]]), LOG, 2)
-    assert (broken.row.folded, broken.row.links) == (False, 0)
+    assert (broken.row.folded, broken.row.failed, broken.row.links) == (False, True, 0)
     assert f"its parent {ids[2]} does not exist" in broken.row.reason
 
 

@@ -59,6 +59,15 @@ def test_every_nth_is_by_id_so_that_what_goes_does_not_change_what_stays():
 def test_what_was_saved_within_a_time_is_kept():
     rows = [saved(number, NOON - timedelta(hours=10 - number)) for number in range(1, 11)]
     assert kept(Within(timedelta(hours=2)), *rows).keys() == {8, 9, 10}
+    assert set(kept(Within(timedelta(hours=2)), *rows).values()) == {"saved within 2 hours"}
+
+
+@pytest.mark.parametrize(("span", "words"), [(timedelta(days=1), "1 day"), (timedelta(weeks=52), "364 days"),
+                                             (timedelta(hours=36), "36 hours"), (timedelta(minutes=90), "90 minutes"),
+                                             (timedelta(seconds=1), "1 second"),
+                                             (timedelta(seconds=1.5), "1.5 seconds")])  # fmt: skip
+def test_a_length_of_time_in_a_reason_is_in_words(span, words):
+    assert Within(span).otherwise == f"saved longer than {words} ago"
 
 
 @pytest.mark.parametrize(
@@ -168,6 +177,7 @@ def test_a_file_says_it_all(tmp_path):
     ("text", "told"),
     [
         ("", "must have tables"),
+        ("retention = []", "it keeps nothing: give at least one"),
         ("last = 3", "must have tables"),
         ("[retention]\nlast = 3", "must have tables"),
         ("[[retention]]\nlast = 3\n[other]", "must have tables"),
