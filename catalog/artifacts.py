@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -56,14 +56,13 @@ def write(engine: Engine, columns: Mapping[str, Any], source: Source, how: Writi
         how: how.
     """
     columns = {**columns, "cutting": str(how.cutting), "hashing": str(how.hashing)}
+    how = replace(how, base=cache(how.base))
     if isinstance(source, SharedFile):
         stored = _write_from_executors(engine, columns, source, how.base)
         if how.also is not None:
             for piece in read(engine, columns["stream"], columns["checkpoint_key"], columns["attempt"], stored.path):
                 how.also.update(piece)
         return stored
-    # What is there all at once is not filled again meanwhile.
-    still = how.still or isinstance(source, Buffer | list | tuple)
     written: list[dict[str, Any]] = []
 
     def batch(parts: Iterator[list[dict[str, Any]]]) -> Iterator[pa.Table]:
@@ -80,7 +79,7 @@ def write(engine: Engine, columns: Mapping[str, Any], source: Source, how: Writi
             del table  # it is not held while the next part is made
 
     # Closed whatever happens: whoever keeps an error must not keep the threads that hash.
-    with closing(chunk_rows(columns, pieces_of(source), replace(how, still=still))) as rows:
+    with closing(chunk_rows(columns, pieces_of(source), how)) as rows:
         parts = _parts(rows)
         while not (written and written[-1]["chunk_count"]):
             engine.append(Table.ARTIFACTS, batch(parts))

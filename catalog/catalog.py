@@ -34,6 +34,7 @@ from catalog.drills import DrillReport
 from catalog.errors import CheckpointNotFoundError, InvalidInputError, OutOfReachError, SessionError
 from catalog.folders import Folder
 from catalog.folding import MIN_LINKS, FoldReport
+from catalog.gone_back import GoneBack
 from catalog.lifecycle import Checkpoint, Revision
 from catalog.manifest import DEFAULT_VNODE_COUNT, Positions, StateManifest, parse_any
 from catalog.moment import Moment, MomentEngine
@@ -44,7 +45,7 @@ from catalog.moving.importing import Importer
 from catalog.moving.layouts import Layout
 from catalog.moving.report import MoveReport
 from catalog.moving.storage import Storage
-from catalog.policies import Retention, check_span
+from catalog.policies import LONGEST_SPAN, Retention, check_span
 from catalog.protocol import Stream
 from catalog.prune import CleanUp, Planned, RetentionReport
 from catalog.recovery import RecoveryReport, Requirement
@@ -84,8 +85,9 @@ class CheckpointCatalog:
             actor: who is written down beside every change; by default user@host.
         """
         self.engine = engine
-        self._clock = clock
+        self._clock = _checked(clock)
         self._actor = _actor(actor)
+        self._gone_back = GoneBack()
 
     def __repr__(self) -> str:
         shown = f"as of {self.moment}" if self.moment else type(self.engine).__name__.removesuffix("Engine").lower()
@@ -117,7 +119,7 @@ class CheckpointCatalog:
         """
         from catalog.tables.spark import SparkEngine
 
-        actor = _actor(actor)
+        clock, actor = _checked(clock), _actor(actor)
         engine = SparkEngine.create(spark, any_place(place), clock=clock, **options)
         return cls(engine, clock=clock, actor=actor)
 
@@ -184,7 +186,7 @@ class CheckpointCatalog:
                 raise
             raise SessionError("the native engine needs deltalake: pip install 'checkpoint-catalog[native]'") from error
 
-        actor = _actor(actor)
+        clock, actor = _checked(clock), _actor(actor)
         make = NativeEngine.create if create else NativeEngine
         return cls(make(path_place(path), clock=clock, **options), clock=clock, actor=actor)
 
@@ -414,12 +416,18 @@ class CheckpointCatalog:
     def restore_into(self, stream: str, checkpoint_id: int | str, folder: str | os.PathLike[str]) -> Path:
         """Write a checkpoint's state into a new folder, verified, all of it or nothing, and return the folder.
 
-        It holds manifest.json, the artifacts, and restore.json, which lists them in the order to apply.
+        It holds manifest.json, the state under artifacts/, what rides in the manifest included, and restore.json, which
+        says of each file the operator, partition and handle that it is of, in the order to apply. A CheckpointState is
+        one file, `checkpoint-state.bin`: `CheckpointState.deserialize` takes its bytes.
         """
         return restore.materialize(self.stream(stream), keys.any_key(checkpoint_id), folder)
 
     def open_state(self, stream: str, checkpoint_id: int | str) -> Iterator[tuple[StatePart, Iterator[bytes]]]:
-        """Yield a checkpoint's artifacts in the order to apply them, each as a stream of verified chunks."""
+        """Yield a checkpoint's state in the order to apply it, piece by piece, each as a stream of verified chunks.
+
+        Every piece of state is one, what rides in the manifest too; a CheckpointState is one piece, as
+        `CheckpointState.deserialize` takes it.
+        """
         rows = self.stream(stream)
         for part in restore.parts(rows, keys.any_key(checkpoint_id)):
             yield part, restore.open_part(rows, part)
@@ -642,7 +650,7 @@ class CheckpointCatalog:
 
     def stream(self, name: str, format: keys.Format | None = None) -> Stream:
         """Return the rows of a stream of some format, or of any, and the protocol's steps on them."""
-        return Stream(self.engine, name, format, clock=self._clock, actor=self._actor)
+        return Stream(self.engine, name, format, clock=self._clock, actor=self._actor, gone_back=self._gone_back)
 
     def _sql(self) -> tuple[Callable[[str], "DataFrame"], Callable[[Table], str]]:
         """Return what runs a statement, and how tables are named in it, at this catalog's moment."""
@@ -702,6 +710,24 @@ def _depth(value: Depth | str) -> Depth:
         return Depth(value)
     except ValueError as error:
         raise InvalidInputError(f"depth must be one of {', '.join(Depth)}, not {value!r}") from error
+
+
+def _checked(clock: Callable[[], datetime]) -> Callable[[], datetime]:
+    """Return a clock in UTC, refused now if it is wrong already, before a catalog is created, and whenever it is.
+
+    A time without a zone would be written as if it were UTC. The calendar must have room for the longest undo window.
+    """
+
+    def now() -> datetime:
+        at = keys.utc(clock(), "clock")
+        try:
+            _ = at - LONGEST_SPAN, at + LONGEST_SPAN
+        except OverflowError as error:
+            raise InvalidInputError(f"clock cannot be right, it says {at}: set it", what="clock", value=at) from error
+        return at
+
+    now()
+    return now
 
 
 def _actor(given: str | None) -> str:

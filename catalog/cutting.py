@@ -75,7 +75,7 @@ class Writing:
     also: Hash | None = None
     """A second hash to be fed with the bytes."""
     base: Callable[[], Base | None] = lambda: None
-    """Gives the checkpoint whose chunks are borrowed instead of written again; asked when a chunk is large."""
+    """Gives the checkpoint whose chunks are borrowed instead of written again; asked at the first large chunk."""
     cutting: Cutting = Cutting.FIXED
     hashing: Hashing = Hashing.BYTES
     hash_threads: int = 2
@@ -191,7 +191,7 @@ def _cut(pieces: Iterable[Buffer], *, still: bool) -> Iterator[Buffer]:
         while len(view):
             if not rest and len(view) >= CHUNK_BYTES:
                 chunk = view[:CHUNK_BYTES]
-                # A caller may fill its buffer again before the chunk is hashed and written; bytes cannot change.
+                # A caller may change its buffer before the chunk is hashed and written; bytes cannot change.
                 yield chunk if still or isinstance(chunk.obj, bytes) else bytes(chunk)
                 view = view[CHUNK_BYTES:]
                 continue

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 import uuid
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from catalog.errors import InvalidInputError
@@ -125,6 +125,11 @@ def utc(value: object, what: str) -> datetime:
     except OverflowError as error:
         problem = f"{what} must be in the years 1 to 9999 of UTC, not {value}"
         raise InvalidInputError(problem, what=what, value=value) from error
+
+
+def after(at: datetime) -> datetime:
+    """Return the next moment; after the last one of the calendar, which a wrong clock may have told, the same."""
+    return at + min(timedelta(microseconds=1), datetime.max.replace(tzinfo=UTC) - at)
 
 
 def time_text(at: datetime) -> str:

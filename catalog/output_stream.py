@@ -5,7 +5,7 @@ import logging
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from catalog.errors import CheckpointStreamError, StreamClosedError
 from catalog.handles import InlineHandle, StateHandle
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+    from _typeshed import ReadableBuffer, WriteableBuffer
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,10 @@ class CheckpointStateOutputStream(io.RawIOBase):
         """Whether it can be written: yes."""
         return True
 
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:  # noqa: ARG002 - the interface
+        """Refuse it, as a file that is only written does."""
+        raise io.UnsupportedOperation("a checkpoint output stream cannot be read: open its handle")
+
     def get_pos(self) -> int:
         """Return how many bytes were written."""
         return self._written
@@ -67,6 +71,12 @@ class CheckpointStateOutputStream(io.RawIOBase):
         """
         return self._take(data, frozen=False)
 
+    def writelines(self, lines: "Iterable[ReadableBuffer]", /) -> None:
+        """Add several pieces of bytes; see write."""
+        self._check_open()  # there may be no line
+        for line in lines:
+            self.write(line)
+
     def write_frozen(self, data: "ReadableBuffer", /) -> int:
         """Add bytes that never change again, and so need not be copied; see write.
 
@@ -76,8 +86,7 @@ class CheckpointStateOutputStream(io.RawIOBase):
         return self._take(data, frozen=True)
 
     def _take(self, data: "ReadableBuffer", *, frozen: bool) -> int:
-        if self._ended:
-            raise StreamClosedError("this stream is closed")
+        self._check_open()
         view = memoryview(data)
         piece = view.cast("B") if view.nbytes else memoryview(b"")
         try:
@@ -87,6 +96,10 @@ class CheckpointStateOutputStream(io.RawIOBase):
             raise
         self._written += len(piece)
         return len(piece)
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise StreamClosedError("this stream is closed")
 
     def close_and_get_handle(self) -> StateHandle | None:
         """Make what was written durable and return its handle; None if nothing was written.
@@ -199,6 +212,15 @@ class BufferedOutputStream(CheckpointStateOutputStream):
         with as_stream_error():
             return self._upload(iter([data]))
 
+    def __del__(self) -> None:
+        """End the transfer of a stream that nobody closed, and leave its bytes to the sweep.
+
+        A file would close itself. But the collector may come in the middle of a commit, for whose lock the transfer
+        and the removing would wait, for ever.
+        """
+        if self._transfer is not None:
+            self._transfer.cancel()
+
     def _discard(self) -> None:
         self._rest.clear()
         if self._transfer is not None:
@@ -258,10 +280,14 @@ class _Transfer:
         assert self._handle is not None
         return self._handle
 
-    def abort(self) -> None:
+    def cancel(self) -> None:
+        """Have it end, without waiting for that."""
         with self._changed:
             self._aborted = True
             self._changed.notify_all()
+
+    def abort(self) -> None:
+        self.cancel()
         self._thread.join()
 
     def _run(self, upload: Callable[[Iterator[Buffer]], StateHandle]) -> None:

@@ -20,15 +20,18 @@ from catalog.errors import (
     BrokenChainError,
     CheckpointExistsError,
     ConflictError,
+    CorruptError,
     InvalidInputError,
 )
+from catalog.gone_back import GoneBack
 from catalog.lifecycle import Change, Checkpoint, Folded, History, Revision, Status
-from catalog.manifest import content_sha256, sha256_text
+from catalog.manifest import content_sha256, parse_any, sha256_text
 from catalog.policies import check_span
 from catalog.reader import ROUNDS, StreamReader
 from catalog.retention import Plan, Planner
-from catalog.tables.port import Equals, In, Outcome, Table, Unless
+from catalog.tables.port import Engine, Equals, In, Outcome, Table, Unless
 from catalog.tables.schema import arrow
+from catalog.validation import needed_paths
 
 log = logging.getLogger(__name__)
 
@@ -78,10 +81,26 @@ class Draft:
 class Stream(StreamReader):
     """One stream's rows, and the steps that may be taken on them; see `sweep` for the last one."""
 
-    _saved: Base | None = None
-    """What was last saved here."""
-    _restored: str | None = None
-    """The checkpoint that was gone back to since, "" if it was none."""
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        format: keys.Format | None = None,
+        *,
+        clock: Callable[[], datetime],
+        actor: str,
+        gone_back: GoneBack | None = None,
+    ) -> None:
+        """Open a stream.
+
+        Args:
+            engine, name, format, clock, actor: see StreamReader.
+            gone_back: what the others know who write to it, and are told.
+        """
+        super().__init__(engine, name, format, clock=clock, actor=actor)
+        self._gone_back = gone_back or GoneBack()
+        self._saved: Base | None = None
+        """What was last saved here."""
 
     # -- staging ---------------------------------------------------------------------------------------------------
 
@@ -92,25 +111,41 @@ class Stream(StreamReader):
             key: this live one; else what was last saved here, which is known without a look, else what was gone back
                 to, else the latest.
         """
-        if key is None and self._saved is not None:
-            return self._saved
         if key is not None:
-            found: Checkpoint | None = self.require_live(key, self.find(key, manifest=False))
-        elif self._restored is not None:
-            found = self.find(self._restored, manifest=False)
-        else:
-            found = self.latest()
+            return self._base(self.require_live(key, self.find(key, manifest=False)))
+        gone_back_to = self._gone_back.base(self.stream)
+        if self._saved is not None and gone_back_to in (None, self._saved.key):
+            return self._saved
+        try:
+            return self._base(self.latest() if gone_back_to is None else self.find(gone_back_to, manifest=False))
+        except CorruptError as error:  # nobody asked for it: what is damaged must not keep new ones from being saved
+            log.warning("stream %r shares with no earlier checkpoint and writes all bytes: %s", self.label, error)
+            return None
+
+    def _base(self, found: Checkpoint | None) -> Base | None:
         if found is None or not found.live or found.origin is None or found.origin.attempt is None:
             return None
         named = Equals("checkpoint_key", found.key), Equals("attempt", found.origin.attempt)
-        return Base(found.key, artifacts.facts(self.engine, self.stream, named))
+        rows = artifacts.facts(self.engine, self.stream, named)
+        if len({row["path"] for row in rows}) > (found.origin.artifact_count or 0):
+            named_paths = self._paths_of(found.key)
+            rows = [row for row in rows if row["path"] in named_paths]
+        return Base(found.key, rows)
+
+    def _paths_of(self, key: str) -> set[str]:
+        """Return what a checkpoint's manifest names: nobody borrows the rest of its attempt, which may be deleted.
+
+        Such as what a stream left that was closed too late.
+        """
+        found = self.find(key)
+        try:
+            return needed_paths(found, parse_any(found, self.label)) if found and found.live else set()
+        except CorruptError:  # nothing is shared with what cannot be read
+            return set()
 
     def go_on_from(self, key: str | None) -> None:
-        """Share with this checkpoint, or with none, until something is saved here.
-
-        Newer ones may be damaged: who processes the same again makes the same chunks, and would borrow damaged ones.
-        """
-        self._saved, self._restored = None, key or ""
+        """Share with this checkpoint, or with none, until something is saved; see GoneBack."""
+        self._gone_back.go_back(self.stream, key or "")
 
     def check_open(self, key: str) -> None:
         """Refuse to stage for an id that already has a row, or for a stream that holds another format."""
@@ -172,8 +207,12 @@ class Stream(StreamReader):
 
         Returns:
             The attempt that has all of it, a new one where this one has other bytes under a path; and what was found.
+
+        Raises:
+            ConflictError: whoever staged it discarded it meanwhile.
         """
-        rows = artifacts.facts(self.engine, self.stream, [Equals("checkpoint_key", key), In("path", tuple(wanted))])
+        named_so = Equals("checkpoint_key", key), In("path", tuple(wanted))
+        rows = artifacts.facts(self.engine, self.stream, named_so)
         saved = self.find(key, manifest=False)
         named = saved.origin.attempt if saved and saved.origin else None
         by_attempt = defaultdict(list)
@@ -197,6 +236,13 @@ class Stream(StreamReader):
         check(found)
         if linked:
             self.engine.append(Table.ARTIFACTS, [arrow(Table.ARTIFACTS, linked)])
+            # From now on whoever discards sees these rows; before, they were not to be seen.
+            there = {(row["path"], row["attempt"]) for row in artifacts.facts(self.engine, self.stream, named_so)}
+            if gone := sorted(path for path, under in chosen.items() if (path, under) not in there):
+                raise ConflictError(
+                    f"artifact {gone[0]!r} of stream {self.label!r} was discarded while checkpoint "
+                    f"{keys.checkpoint_id(key)} was saved: nothing was saved, take the checkpoint again"
+                )
         return attempt, found
 
     # -- coming ----------------------------------------------------------------------------------------------------
@@ -227,7 +273,7 @@ class Stream(StreamReader):
             outcome, *_rest = self.insert([row, *others], guards + counted)
             if outcome is Outcome.INSERTED:
                 self._saved = Base(draft.key, [row for one in draft.artifacts.values() for row in one.rows])
-                self._restored = None
+                self._gone_back.go_on(self.stream, draft.key, draft.attempt)
                 return
             found = self.find(draft.key)
             if found is not None:
@@ -275,7 +321,7 @@ class Stream(StreamReader):
         line = [draft.parent, *chains.ancestors(history, draft.parent)]
         return replace(
             row,
-            at=max(row.at, parent.head.at + timedelta(microseconds=1)),
+            at=max(row.at, keys.after(parent.head.at)),
             details=json.dumps({**json.loads(row.details or "{}"), "line": line}),
         )
 
@@ -385,15 +431,20 @@ class Stream(StreamReader):
                 raise InvalidInputError(f"a pin must end in the future, not at {keys.time_text(until)}")
         self.change(key, lambda _: {**_pinning(name, reason), "until": until})
 
-    def unpin(self, key: str, name: str | None = None) -> bool:
+    def unpin(self, key: str, name: str | None = None, *, missing_ok: bool = False) -> bool:
         """Take a pin back, by default the only one, and say whether there was one.
+
+        Args:
+            key: the checkpoint.
+            name: the pin's.
+            missing_ok: leave the others alone if there is none of that name.
 
         Raises:
             InvalidInputError: it has several, or none of that name.
         """
 
         def decide(one: Checkpoint) -> dict[str, Any] | None:
-            if not one.pins:
+            if not one.pins or (missing_ok and name not in (None, *one.pins)):
                 return None
             there = [name] if name in one.pins else list(one.held_by(self.clock()) or one.pins)
             if len(there) > 1 or name not in (None, *there):
@@ -428,7 +479,7 @@ class Stream(StreamReader):
             details=json.dumps({"folds": facts}),
         )
         newest = max(one.head.at for one in history.values())
-        row = replace(row, at=max(row.at, newest + timedelta(microseconds=1)))
+        row = replace(row, at=max(row.at, keys.after(newest)))
         return self.insert([row])[0] is Outcome.INSERTED
 
     # -- going -----------------------------------------------------------------------------------------------------
@@ -507,7 +558,7 @@ class Stream(StreamReader):
             change=change,
             format=checkpoint.head.format,
             insert_id=keys.new_uuid7(),
-            at=max(self.clock(), checkpoint.head.at + timedelta(microseconds=1)),
+            at=max(self.clock(), keys.after(checkpoint.head.at)),
             **{"actor": self.actor, **columns},
         )
 
@@ -516,7 +567,7 @@ class Stream(StreamReader):
         at, insert_id, format = self.clock(), keys.new_uuid7(), ""
         if key in history:
             head = history[key].head
-            at, format = max(at, head.at + timedelta(microseconds=1)), head.format
+            at, format = max(at, keys.after(head.at)), head.format
         return Revision(
             stream=self.stream, checkpoint_key=key, revision=revision, change=change, format=format,
             insert_id=insert_id, at=at, actor=self.actor, reason=reason, attempt=attempt,

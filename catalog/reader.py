@@ -123,9 +123,13 @@ class StreamReader:
         self._refuse_other_format(set(found.column("format").to_pylist()))
         return set(found.column("checkpoint_key").to_pylist())
 
-    def highest_key(self) -> str | None:
-        """Return the highest key of any row: ids are never used again."""
-        return max(self.all_keys(), default=None)
+    def highest_id(self) -> int:
+        """Return the highest integer id of any row, 0 if there is none: ids are never used again.
+
+        What somebody staged under a UUID before the stream's first save fixed its format may be marked here too.
+        """
+        ids = (keys.checkpoint_id(key) for key in self.all_keys())
+        return max((one for one in ids if isinstance(one, int)), default=0)
 
     def require_live(self, key: str, checkpoint: Checkpoint | None) -> Checkpoint:
         """Return the checkpoint if it is live, else say what became of it."""

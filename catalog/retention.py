@@ -124,7 +124,7 @@ def expired(history: History, now: datetime) -> dict[str, str]:
     due = {
         key
         for key in unpurged
-        if history[key].status is Status.TRASHED and (until := history[key].undo_until) and until + PURGE_MARGIN <= now
+        if history[key].status is Status.TRASHED and (until := history[key].undo_until) and until <= now - PURGE_MARGIN
     }
     needed = chains.needed_by(history, [key for key in unpurged if key not in due])
     why = {key: one.trash.reason for key, one in history.items() if one.trash}

@@ -67,7 +67,7 @@ def sweep(stream: Stream, grace: timedelta = ORPHAN_GRACE, *, assume_purged: Set
         checkpoint = history.get(key)
         if checkpoint and (not checkpoint.unpurged or attempt in checkpoint.abandoned_attempts):
             dead.add((key, attempt))
-        elif max(row["staged_at"] for row in by_attempt[key, attempt]) + grace <= noted and not any(
+        elif max(row["staged_at"] for row in by_attempt[key, attempt]) <= noted - grace and not any(
             _has(row, held) for row in by_attempt[key, attempt]
         ):
             orphans[key].append(attempt)

@@ -146,14 +146,6 @@ def _with_paths(manifest: CheckpointManifestV2, key: str) -> CheckpointManifestV
     return manifest.model_copy(update={"operators": operators}).checked()
 
 
-def identify(raw: bytes) -> int | None:
-    """Return the sequence of a serialized state, None if the bytes are none."""
-    try:
-        return CheckpointState.deserialize("", raw).id.sequence
-    except DeserializationError:
-        return None
-
-
 def _state(candidate: Candidate, raw: bytes, stream: str) -> Content:
     whole = {StateManifest.STATE_PATH: Part(candidate.manifest, "state")}
     try:

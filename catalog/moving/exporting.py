@@ -1,4 +1,4 @@
-"""Export: the live checkpoints of a stream become files of another store.
+"""Export: the live checkpoints of a stream, and what they stand on, become files of another store.
 
 As atomic as a bucket can be: a checkpoint's bytes come first, its manifest after, its parent's before, and the pointer
 last of all. A target that holds anything else than this very export is refused.
@@ -12,10 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from catalog import artifacts, chunks, keys, lifecycle
+from catalog import artifacts, chains, chunks, keys, lifecycle
 from catalog.chunks import Kept
 from catalog.errors import BrokenChainError, CatalogError, CheckpointNotFoundError, InvalidInputError
-from catalog.lifecycle import Checkpoint, History
+from catalog.lifecycle import Checkpoint, History, Status
 from catalog.manifest import (
     CheckpointManifest,
     CheckpointManifestV2,
@@ -29,7 +29,7 @@ from catalog.moving.contents import SOURCE_TEXT
 from catalog.moving.importing import THREADS
 from catalog.moving.layouts import FORMATS, Layout
 from catalog.moving.report import Moved, MoveLine, MoveReport
-from catalog.moving.storage import FileFault, Storage
+from catalog.moving.storage import FileFault, Storage, is_unfinished
 from catalog.protocol import Stream
 from catalog.tables.port import In
 from catalog.threads import start, workers
@@ -99,9 +99,13 @@ class Exporter:
         if not history:
             raise CheckpointNotFoundError(f"there is no stream {stream.label!r} to export", stream=stream.label)
         self._ever = history.keys()
-        self._live: History = {key: one for key, one in history.items() if one.live}
-        self._sources = {key: one.source for key, one in self._live.items()}
-        self._layout = _layout(layout, self._live, self._sources)
+        self._needed = chains.needed_by(history, lifecycle.live_keys(history))
+        # What a live one stands on goes along, also from the trash: without it the chain would not be whole.
+        self._chosen: History = {
+            key: one for key, one in history.items() if one.live or (one.there and key in self._needed)
+        }
+        self._sources = {key: one.source for key, one in self._chosen.items()}
+        self._layout = _layout(layout, self._chosen, self._sources)
         self._kept = self._inventory()
         self._files = self._name_files()
         self._lines: list[MoveLine] = []
@@ -109,7 +113,7 @@ class Exporter:
 
     def run(self) -> MoveReport:
         """Export, and say what became of every checkpoint."""
-        there = {file.path for file in self._storage.list(missing_ok=True)}
+        there = {file.path for file in self._storage.list(missing_ok=True) if not is_unfinished(file.path)}
         self._refuse_others(there)
         self._refuse_other_pointer(there)
         with workers(self._threads) as pool:
@@ -117,12 +121,12 @@ class Exporter:
             if not self._dry_run:
                 self._storage.clear_unfinished()
             done: dict[str, Future[MoveLine]] = {}
-            for key in _parents_first(self._live):
-                done[key] = start(pool, self._export, self._files[key], done.get(_saved_on(self._live[key])), there)
+            for key in _parents_first(self._chosen):
+                done[key] = start(pool, self._export, self._files[key], done.get(_saved_on(self._chosen[key])), there)
             for line in (done[key].result() for key in sorted(done)):
                 self._tell(line)
         latest = lifecycle.latest(
-            {key: self._live[key] for key in done if done[key].result().outcome is not Moved.SKIPPED}
+            {key: self._chosen[key] for key in done if done[key].result().outcome is not Moved.SKIPPED}
         )
         if latest and self._layout in layouts.POINTERS and not self._dry_run:
             self._storage.write(layouts.POINTERS[self._layout], [self._pointer(latest.key)])
@@ -138,13 +142,13 @@ class Exporter:
     # -- naming ----------------------------------------------------------------------------------------------------
 
     def _inventory(self) -> dict[str, dict[str, Kept]]:
-        """Return the artifacts of every live checkpoint, what was folded included, by key and path."""
-        rows = artifacts.facts(self._stream.engine, self._stream.stream, [In("checkpoint_key", tuple(self._live))])
+        """Return the artifacts of every chosen checkpoint, what was folded included, by key and path."""
+        rows = artifacts.facts(self._stream.engine, self._stream.stream, [In("checkpoint_key", tuple(self._chosen))])
         own = defaultdict(list)
         for row in rows:
-            if row["attempt"] in self._live[row["checkpoint_key"]].attempts:
+            if row["attempt"] in self._chosen[row["checkpoint_key"]].attempts:
                 own[row["checkpoint_key"]].append(row)
-        return {key: chunks.inventory(own[key]) for key in self._live}
+        return {key: chunks.inventory(own[key]) for key in self._chosen}
 
     def _name_files(self) -> dict[str, _Files]:
         """Return the files of every checkpoint: as they were called where they came from, if nobody else is.
@@ -152,13 +156,13 @@ class Exporter:
         Nobody else can be called as usual for a checkpoint, so who came with such a name gives it up for its own usual
         one. Of one name and the same bytes there may be many: a manifest may list a file of another checkpoint.
         """
-        called = {key: self._called(key) for key in self._live}
+        called = {key: self._called(key) for key in self._chosen}
         # Manifests of `partitions` name their files, which cannot be called otherwise.
         firm = {key for key in called if not called[key] or self._layout is Layout.PARTITIONS}
         named: dict[str, _Files] = {}
         users: dict[str, dict[str, str]] = defaultdict(dict)
         """Whose a name is, and what tells the bytes."""
-        waiting = sorted(self._live, reverse=True)
+        waiting = sorted(self._chosen, reverse=True)
 
         def give_way(key: str) -> None:
             called[key] = {}
@@ -167,7 +171,7 @@ class Exporter:
 
         while waiting:
             key = waiting.pop()
-            files = self._files_of(self._live[key], called[key])
+            files = self._files_of(self._chosen[key], called[key])
             claims = self._claims(files)
             others = {other for name, what in claims.items() for other, its in users[name].items() if its != what}
             if others and key not in firm:
@@ -224,7 +228,7 @@ class Exporter:
         own = {name for files in self._files.values() for name in files.all} | {layouts.POINTERS.get(self._layout, "")}
         own |= {
             artifact_path(key, fold.operator, fold.partition, delta=False)
-            for key, one in self._live.items()
+            for key, one in self._chosen.items()
             for fold in one.folded.values()
         }
         if others := sorted(there - own):
@@ -247,7 +251,7 @@ class Exporter:
 
         def differs(files: _Files) -> str | None:
             try:
-                manifest, *_ = self._manifest(files)
+                manifest, *_ = self._manifest(self._find(files.key), files)
             except CatalogError:
                 return None  # is told when it is exported
             return None if self._storage.read(files.manifest) == manifest else files.manifest
@@ -261,29 +265,42 @@ class Exporter:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def _export(self, files: _Files, parent: Future[MoveLine] | None, there: set[str]) -> MoveLine:
-        checkpoint = self._live[files.key]
+        checkpoint = self._chosen[files.key]
         size = self._size(files)
         try:
             if files.clash:
                 raise _Unfit(files.clash)
-            manifest, parts, note = self._manifest(files)
+            found = self._find(files.key)
+            manifest, parts, note = self._manifest(found, files)
             for name in (files.manifest, *parts.values()):
                 _check_inside(name)
             before = [name in there for name in (files.manifest, *parts.values())]
             for path, name in parts.items():
-                self._write(files.key, path, name, name in there)
+                self._write(found, path, name, name in there)
             if parent and parent.result().outcome is Moved.SKIPPED:
                 raise _Unfit(f"its parent {_saved_on(checkpoint)} was not exported")
             if files.manifest not in there and not self._dry_run:
                 self._storage.write(files.manifest, [manifest])
             outcome = Moved.PRESENT if all(before) else Moved.EXPORTED
+            note = "; ".join(filter(None, (note, self._from_trash(found)))) or None
             return MoveLine(outcome, checkpoint.id, files.manifest, size, files.fault, note)
         except CatalogError as error:
             return MoveLine(Moved.SKIPPED, checkpoint.id, files.manifest, size, str(error))
 
-    def _manifest(self, files: _Files) -> tuple[bytes, Mapping[str, str], str | None]:
+    def _find(self, key: str) -> Checkpoint:
+        """Return a checkpoint as it is now, with its manifest; one that a live one stands on need not be live."""
+        found = self._stream.find(key)
+        return found if found and found.there and key in self._needed else self._stream.require_live(key, found)
+
+    def _from_trash(self, found: Checkpoint) -> str | None:
+        """Return why a checkpoint goes out that is not live, None if it is."""
+        if found.live:
+            return None
+        where = "in the trash" if found.status is Status.TRASHED else found.status
+        return f"it is {where} here, and goes out because {keys.checkpoint_id(self._needed[found.key])} stands on it"
+
+    def _manifest(self, found: Checkpoint, files: _Files) -> tuple[bytes, Mapping[str, str], str | None]:
         """Return a manifest's bytes, the files that go with it, by artifact, and what is to be said about it."""
-        found = self._stream.require_live(files.key, self._stream.find(files.key))
         if self._layout is Layout.STATES:
             return self._state(found), {}, None
         if files.fault is None:
@@ -291,10 +308,11 @@ class Exporter:
             if isinstance(manifest, CheckpointManifest) and manifest.artifact_handles():
                 raise _Unfit("its state is in checkpoint streams, for which the layout has no place")
             parent = contents.parent_of(manifest)
-            if isinstance(manifest, CheckpointManifestV2) and parent and parent not in self._live:
+            if isinstance(manifest, CheckpointManifestV2) and parent and parent not in self._chosen:
                 return self._folded(found, manifest, files)
         if found.content == found.origin and SOURCE_TEXT in self._kept[files.key]:
-            return self._stream.read(files.key, SOURCE_TEXT), files.parts, None
+            raw = self._stream.read(files.key, SOURCE_TEXT, from_trash=not found.live)
+            return raw, files.parts, None
         if found.content is None or found.content.manifest is None:
             raise _Unfit("it has no manifest")
         return found.content.manifest.encode(), files.parts, None
@@ -316,8 +334,9 @@ class Exporter:
         operators: dict[str, list[Any]] = {name: [] for name in manifest.operators}
         owners = {entry.path: name for name, entry in manifest.entries()}
         owners |= {fold.path: fold.operator for fold in checkpoint.folded.values()}
+        readable = replace(checkpoint, status=Status.PREPARED)  # its folds are the same in the trash
         try:
-            for _, entry in chain_links([key], {key: checkpoint}, manifest, self._stream.label):
+            for _, entry in chain_links([key], {key: readable}, manifest, self._stream.label):
                 operator = owners[entry.path]
                 name = artifact_path(key, operator, entry.partition_id, delta=entry.is_delta)
                 parts[entry.path] = files.parts.get(entry.path, name)
@@ -334,12 +353,13 @@ class Exporter:
         folded = manifest.model_copy(update=changed).checked()
         return folded.canonical().encode(), parts, "its manifest lists what its chains were folded into"
 
-    def _write(self, key: str, path: str, name: str, there: bool) -> None:
+    def _write(self, found: Checkpoint, path: str, name: str, there: bool) -> None:
         """Write an artifact's file, or see that the one that is there is the same; a dry run sees what can be read."""
+        pieces = self._stream.stream_chunks(found.key, path, from_trash=not found.live)
         if not there and not self._dry_run:
-            self._storage.write(name, self._stream.stream_chunks(key, path))
+            self._storage.write(name, pieces)
             return
-        mine = _digest(self._stream.stream_chunks(key, path))
+        mine = _digest(pieces)
         if there and _digest(self._storage.pieces(name)) != mine:
             raise FileFault(f"{name} is already there with other bytes, which stay as they are", path=name)
 
@@ -347,11 +367,11 @@ class Exporter:
         self._lines.append(line)
         if self._progress:
             self._moved += line.bytes
-            self._progress(Progress(len(self._lines), len(self._live), self._moved, self._of_bytes))
+            self._progress(Progress(len(self._lines), len(self._chosen), self._moved, self._of_bytes))
 
 
-def _layout(wanted: Layout | None, live: History, sources: Mapping[str, Mapping[str, Any]]) -> Layout:
-    format = next((keys.Format(one.head.format) for one in live.values()), keys.Format.MANIFEST_V1)
+def _layout(wanted: Layout | None, chosen: History, sources: Mapping[str, Mapping[str, Any]]) -> Layout:
+    format = next((keys.Format(one.head.format) for one in chosen.values()), keys.Format.MANIFEST_V1)
     if wanted and FORMATS[wanted] is not format:
         raise InvalidInputError(f"the stream holds {format} checkpoints, which the layout {wanted} has no place for")
     imported = [source["layout"] for _, source in sorted(sources.items()) if source]
@@ -370,16 +390,16 @@ def _saved_on(checkpoint: Checkpoint) -> str:
     return (checkpoint.origin.parent if checkpoint.origin else None) or ""
 
 
-def _parents_first(live: History) -> Iterator[str]:
+def _parents_first(chosen: History) -> Iterator[str]:
     """Yield all keys, each after the one that it stands on."""
     seen: set[str] = set()
-    for key in live:
+    for key in chosen:
         line = []
         at = key
-        while at in live and at not in seen:
+        while at in chosen and at not in seen:
             seen.add(at)
             line.append(at)
-            at = _saved_on(live[at])
+            at = _saved_on(chosen[at])
         yield from reversed(line)
 
 

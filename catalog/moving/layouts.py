@@ -51,6 +51,8 @@ POINTERS = {
     Layout.FOLDERS: "checkpoints/latest.txt",
     Layout.PARTITIONS: "_latest",
 }
+MOST_DAMAGED_BYTES = 256 << 20
+"""Up to this size a file that is no readable state is taken along as a damaged one: it is read as a whole for that."""
 _UUID = r"[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}"
 _MANIFEST = {
     Layout.OBJECTS: re.compile(r"manifests/manifest-([0-9]+)\.json"),
@@ -73,6 +75,8 @@ class FileFacts:
     """Relative to the source, with slashes."""
     size: int
     modified: datetime | None = None
+    stray: str | None = None
+    """Why it is no part of any checkpoint, whatever it is called; None if nothing says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +219,9 @@ def plan_states(files: Iterable[FileFacts], identify: Callable[[FileFacts], int 
         number = int(numbers[-1]) if numbers and len(numbers[-1]) <= 20 else -1
         if not 0 <= number <= keys.U64_MAX:
             strays[file.path] = "not a CheckpointState, and its name has no number"
+        elif file.size > MOST_DAMAGED_BYTES:
+            limit = f"a damaged one is imported up to {MOST_DAMAGED_BYTES >> 20} MiB"
+            strays[file.path] = f"not a CheckpointState, and it has {file.size >> 20} MiB: {limit}"
         elif (key := keys.integer_key(number, minimum=0)) in found:
             strays[file.path] = f"not a CheckpointState, and {found[key].path} has the sequence {number} of its name"
         else:

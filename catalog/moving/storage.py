@@ -3,7 +3,8 @@
 import os
 import stat
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from catalog.tables.locks import fsync
 from catalog.tables.names import path_place
 
 PIECE_BYTES = 4 << 20
+_BUFFER_BYTES = 64 << 10
+"""Small reads are of so much: a bucket is asked for every one."""
 _UNFINISHED = ".unfinished-export-"
 """What a file's name begins with while it is being written to a local disk."""
 
@@ -46,21 +49,18 @@ class Storage:
     def list(self, *, missing_ok: bool = False) -> list[FileFacts]:
         """Return everything that is no folder: links that lead nowhere, pipes and sockets too, which `read` refuses.
 
+        What an export left unfinished, and links to folders that are not followed, are told to be strays.
+
         Args:
             missing_ok: a folder that is not there is empty, instead of an error.
         """
-        selector = pa_fs.FileSelector(self._root, recursive=True, allow_not_found=missing_ok)
         try:
-            found = self._files.get_file_info(selector)
+            found = list(self._everything(missing_ok=missing_ok))
         except FileNotFoundError as error:
-            raise InvalidInputError(f"there is nothing at {self.label}") from error
-        except (OSError, pa.ArrowException) as error:
+            raise InvalidInputError(f"there is nothing at {error.filename or self.label}") from error
+        except (OSError, UnicodeError, pa.ArrowException) as error:
             raise InvalidInputError(f"{self.label} cannot be listed: {first_line(error)}") from error
-        return [
-            FileFacts(one.path[len(self._root) + 1 :], one.size or 0, one.mtime)
-            for one in found
-            if one.type is not pa_fs.FileType.Directory and not one.base_name.startswith(_UNFINISHED)
-        ] + [FileFacts(path, 0) for path in self._dangling()]
+        return [FileFacts(one.path[len(self._root) + 1 :], one.size or 0, one.mtime, why) for one, why in found]
 
     def read(self, path: str) -> bytes:
         """Return a file's bytes."""
@@ -68,12 +68,18 @@ class Storage:
 
     def pieces(self, path: str) -> Iterator[bytes]:
         """Yield a file's bytes in pieces of at most 4 MiB."""
+        with self.reading(path) as read:
+            while piece := read(PIECE_BYTES):
+                yield piece
+
+    @contextmanager
+    def reading(self, path: str) -> Iterator[Callable[[int], bytes]]:
+        """Give what reads so many of a file's next bytes, or all that are left."""
         with _told(path, "read"):
             if self._local and not stat.S_ISREG((self._local / path).stat().st_mode):  # to open a pipe waits for ever
                 raise OSError("it is a pipe, a socket, a device or a folder")
-            with self._files.open_input_stream(self._at(path)) as file:
-                while piece := file.read(PIECE_BYTES):
-                    yield piece
+            with self._files.open_input_stream(self._at(path), compression=None, buffer_size=_BUFFER_BYTES) as file:
+                yield file.read
 
     def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
         """Write a file, of which nothing is seen before all of it is there."""
@@ -88,7 +94,7 @@ class Storage:
             if len(ready) * PIECE_BYTES > 64 << 20:
                 break
         with _told(path, "written"):
-            file = self._files.open_output_stream(self._at(path))
+            file = self._files.open_output_stream(self._at(path), compression=None)
             try:
                 for piece in ready:
                     file.write(piece)
@@ -124,15 +130,58 @@ class Storage:
         for file in self._local.rglob(f"{_UNFINISHED}*") if self._local else ():
             file.unlink(missing_ok=True)
 
-    def _dangling(self) -> Iterator[str]:
-        """Yield the links that lead nowhere: pyarrow passes over them, and has listed all folders when this begins."""
-        for folder, _, names in os.walk(self._local, followlinks=True) if self._local else ():
-            for file in (Path(folder, name) for name in names):
-                if file.is_symlink() and not file.exists():
-                    yield file.relative_to(self._root).as_posix()
+    def _everything(self, *, missing_ok: bool) -> Iterator[tuple[pa_fs.FileInfo, str | None]]:
+        """Yield what is no folder that is listed itself, each with why it is a stray, None if it need not be one."""
+        told: Iterable[tuple[pa_fs.FileInfo, str | None]]
+        if self._local:
+            walked = {} if missing_ok and not self._local.exists() else dict(_walk(self._root))
+            told = zip(self._files.get_file_info([*walked]), walked.values(), strict=True)
+        else:
+            selector = pa_fs.FileSelector(self._root, recursive=True, allow_not_found=missing_ok)
+            found = self._files.get_file_info(selector)
+            told = ((one, None) for one in found if one.type is not pa_fs.FileType.Directory)
+        for one, why in told:
+            yield one, "an export that was killed left it unfinished" if is_unfinished(one.path) else why
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"
+
+
+def is_unfinished(path: str) -> bool:
+    """Return whether a file is called as one that an export is writing to a local disk, or was when it was killed."""
+    return path.rpartition("/")[2].startswith(_UNFINISHED)
+
+
+def _walk(root: str) -> Iterator[tuple[str, str | None]]:
+    """Yield all below a local folder that is none, and links to folders that are not followed, each with why not.
+
+    pyarrow follows every link: those that lead in circles until the system refuses, and it passes over those that lead
+    nowhere. Here each is followed once, after all that has a name of its own: files come under that name at least.
+    """
+    folders = deque([(root, [_identity(Path(root).stat())])])
+    followed: dict[tuple[int, int], str] = {}
+    while folders:
+        folder, within = folders.popleft()
+        for entry in sorted(os.scandir(folder), key=lambda one: one.name):
+            if not os.path.isdir(entry.path):  # noqa: PTH112 - `entry.is_dir` fails for a link to itself
+                yield entry.path, None
+                continue
+            identity = _identity(entry.stat())
+            link = _identity(entry.stat(follow_symlinks=False)) if entry.is_symlink() else None
+            if identity in within:
+                yield entry.path, "it leads to a folder that it is in itself, and is not followed"
+            elif link is None:
+                folders.appendleft((entry.path, [*within, identity]))
+            elif link in followed:
+                yield entry.path, f"it is the link that is followed as {followed[link]}"
+            else:
+                followed[link] = entry.path[len(root) + 1 :]
+                folders.append((entry.path, [*within, identity]))
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    """Return what is the same for one file or folder under all its names."""
+    return found.st_dev, found.st_ino
 
 
 @contextmanager

@@ -182,6 +182,20 @@ def test_a_delete_killed_half_way_can_be_run_again(harness, store, monkeypatch):
     assert store.validate_checkpoint(2).valid
 
 
+@pytest.mark.parametrize("swept", ["before the first save", "after it"])
+def test_what_another_kind_of_store_staged_and_never_saved_does_not_take_the_next_id_away(harness, swept):
+    """Its mark, which stays for ever, is under a UUID."""
+    stream = f"staged by two kinds, swept {swept}"
+    store = harness.catalog.store(stream)
+    asyncio.run(harness.catalog.checkpointer(stream).save_snapshot(new_uuid7(), "op", 0, b"never saved"))
+    if swept == "after it":
+        store.save(CheckpointManifest.new(store.next_id(), epoch=1))
+    assert store.cleanup_orphans(NOW) == 1
+    for _ in range(2):
+        store.save(CheckpointManifest.new(store.next_id(), epoch=1))
+    assert store.list_ids() == list(range(1, store.next_id()))
+
+
 def test_clean_up_does_not_delete_a_save_in_progress(store):
     """With a grace period it is left alone; without one its id is closed first, and the save is told."""
     store.save_state_data(3, b"in progress")

@@ -18,6 +18,7 @@ from catalog import (
     CheckpointedStateScope,
     CheckpointExistsError,
     CheckpointManifest,
+    ConflictError,
     CorruptError,
     PurgedError,
     TrashedError,
@@ -120,16 +121,21 @@ class World:
     def streamed(self, one, state=BIG):
         """Save a checkpoint whose state is shared, and return its handle."""
         factory = self.store.stream_factory(one)
-        with factory.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED) as stream:
-            stream.write(state)
-            handle = stream.close_and_get_handle()
-        manifest = CheckpointManifest.new(one, epoch=one, operator_handles={"op": {"state": handle}})
+        manifest, handle = staged(factory, one, state)
         self.store.save_with_handles(manifest, factory)
         return handle
 
     def delta(self, one, parent, state=b"delta"):
         """Save a checkpoint that stands on another, the way the checkpointer does."""
         return save_delta(self.stream, one, parent, state)
+
+
+def staged(factory, one, state=BIG):
+    """Write shared state through a factory and return a manifest that has its handle, and the handle."""
+    with factory.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED) as stream:
+        stream.write(state)
+        handle = stream.close_and_get_handle()
+    return CheckpointManifest.new(one, epoch=one, operator_handles={"op": {"state": handle}}), handle
 
 
 def save_delta(stream, one, parent, state=b"delta"):
@@ -440,6 +446,31 @@ def test_rule_10_of_two_orphans_of_one_id_the_second_is_not_abandoned_on_top_of_
     assert world.store.load_state_data(1) == b"staged"
     assert world.store.cleanup_orphans(NOW) == 1
     assert world.store.validate_checkpoint(1).valid
+
+
+@pytest.mark.parametrize("when", ["before", "between its two looks"])
+def test_rule_10_what_another_process_saved_is_not_discarded_by_the_factory_that_wrote_it(world, when):
+    factory = world.slow_store.stream_factory(1)
+    manifest, handle = staged(factory, 1)
+    if when == "before":
+        world.store.save(manifest)
+    else:
+        world.engine.after["scan", Table.CHECKPOINTS] = lambda: world.store.save(manifest)
+    factory.discard([handle])
+    assert world.store.validate_checkpoint(1).issues == ()
+    sweep(world.stream, NOW)
+    assert world.store.validate_checkpoint(1).issues == ()
+
+
+def test_rule_10_what_is_discarded_before_another_process_made_it_its_own_is_not_saved(world):
+    factory = world.store.stream_factory(1)
+    manifest, handle = staged(factory, 1)
+    world.engine.before["append", Table.ARTIFACTS] = lambda: factory.discard([handle])
+    with pytest.raises(ConflictError, match="discarded while"):
+        world.slow_store.save(manifest)
+    assert world.store.list_ids() == []
+    world.save(1, state=BIG)
+    assert world.store.load_state_data(1) == BIG
 
 
 def test_rule_12_a_reader_whose_checkpoint_is_purged_under_it_is_told_so(world):

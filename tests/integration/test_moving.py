@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import threading
+import tracemalloc
 from datetime import UTC, datetime
 
 import pytest
@@ -29,6 +30,7 @@ from catalog import (
 )
 from catalog.lifecycle import Status
 from catalog.moving import layouts
+from catalog.moving.finding import find_plan
 from catalog.moving.storage import Storage
 from catalog.testing.native import NativeHarness
 from tests import sources
@@ -73,7 +75,7 @@ LAYOUTS = {
     "partitions": (sources.partitions(IDS), IDS),
     "partitions without the slash": (sources.partitions(IDS, slash="", prefix="checkpoints/"), IDS),
     "states": (
-        {"a.bin": sources.state(0), "b": sources.state(7, order=None), "deep/c": sources.state(2**64 - 1)},
+        {"a.bin": sources.state(0), "b.gz": sources.state(7, order=None), "deep/c": sources.state(2**64 - 1)},
         [0, 7, 2**64 - 1],
     ),
 }
@@ -240,6 +242,13 @@ class TestDamage:
         assert all(line.fault for line in report.faults)
         assert catalog.store("s").list_ids() == [1, 2, 3, 4]
 
+    @pytest.mark.parametrize("files", [FOUR, {f"state-{n}": sources.state(n) for n in (1, 2, 3, 4)}])
+    def test_what_a_killed_export_left_unfinished_is_told_and_is_no_checkpoint(self, catalog, tmp_path, files):
+        unfinished = {".unfinished-export-5": sources.state(5), "deep/.unfinished-export-6": sources.state(6)[:-5]}
+        report = catalog.import_from(put(tmp_path / "in", files | unfinished), "s")
+        assert outcomes(report) == dict.fromkeys([1, 2, 3, 4], IMPORTED) | dict.fromkeys(unfinished, SKIPPED)
+        assert {line.fault for line in report.faults} == {"an export that was killed left it unfinished"}
+
     def test_a_file_that_is_gone_when_it_is_read_is_told_and_the_others_come(self, catalog, tmp_path, monkeypatch):
         source, listing = put(tmp_path / "in", FOUR), Storage.list
 
@@ -281,6 +290,88 @@ class TestDamage:
         report = catalog.import_from(source, "s")
         assert outcomes(report) == {1: IMPORTED, 2: SKIPPED, "stray": SKIPPED}
         assert report.faults[0].fault.startswith("state-2 could not be read: ")
+
+
+class TestLinks:
+    IN_ITSELF = "it leads to a folder that it is in itself, and is not followed"
+
+    def test_folders_that_are_links_are_followed_and_what_has_a_name_of_its_own_keeps_it(self, catalog, tmp_path):
+        source = put(tmp_path / "in", sources.folders([1, 2, 3]))
+        (source / "checkpoints").rename(tmp_path / "elsewhere")
+        (source / "checkpoints").symlink_to("../elsewhere")
+        (source / "latest").symlink_to("checkpoints/checkpoint_000003")
+        report = catalog.import_from(source, "s")
+        strays = dict.fromkeys(["latest/manifest.json", "latest/state.bin"], SKIPPED)
+        assert outcomes(report) == dict.fromkeys([1, 2, 3], IMPORTED) | strays
+        assert not faulty_rules(catalog)
+
+    def test_links_that_lead_in_circles_are_told_and_nothing_is_listed_for_ever(self, catalog, tmp_path):
+        source, elsewhere = put(tmp_path / "in", FOUR), put(tmp_path / "elsewhere", {"stray": b""})
+        for link, folder in (("it", "."), ("again", "."), ("manifests/up", ".."), ("out", elsewhere)):
+            (source / link).symlink_to(folder)
+        (elsewhere / "back").symlink_to(source)
+        report = catalog.import_from(source, "s")
+        circles = ["again", "it", "manifests/up", "out/back"]
+        assert outcomes(report) == dict.fromkeys([1, 2, 3, 4], IMPORTED) | dict.fromkeys(
+            [*circles, "out/stray"], SKIPPED
+        )
+        assert [(line.file, line.fault) for line in report.faults[:-1]] == [(name, self.IN_ITSELF) for name in circles]
+
+    def test_a_link_that_is_reached_through_others_is_followed_once_and_its_other_names_are_told(
+        self, catalog, tmp_path
+    ):
+        """Links among a few folders, each to all others, would have more paths than anybody can list."""
+        names = [f"folder{number}" for number in range(12)]
+        source = put(tmp_path / "in", FOUR | {f"{name}/file": b"" for name in names})
+        for name in names:
+            for other in {*names} - {name}:
+                (source / name / other).symlink_to(source / other)
+        report = catalog.import_from(source, "s")
+        told = {line.file: line.fault for line in report.faults}
+        assert told["folder3/folder5/folder7"] == "it is the link that is followed as folder5/folder7"
+        assert told["folder3/folder5/folder3"] == self.IN_ITSELF
+        assert sum(name.endswith("/file") for name in told) == 12 * 12
+        assert outcomes(report).items() >= dict.fromkeys([1, 2, 3, 4], IMPORTED).items()
+
+    def test_a_target_with_a_link_in_circles_is_refused(self, catalog, tmp_path):
+        catalog.import_from(put(tmp_path / "in", FOUR), "s")
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "it").symlink_to(".")
+        with pytest.raises(InvalidInputError, match="holds it, which is no part of this export"):
+            catalog.export_to(tmp_path / "out", "s")
+
+
+def peak(work):
+    """Return the most memory that Python held while this was done, and what it returned."""
+    tracemalloc.start()
+    try:
+        done = work()
+        return tracemalloc.get_traced_memory()[1], done
+    finally:
+        tracemalloc.stop()
+
+
+class TestLarge:
+    SIZE = 64 << 20
+
+    def test_files_of_any_size_are_asked_for_states_without_being_kept_in_memory(self, tmp_path):
+        large = sources.state(7, size=self.SIZE)
+        source = put(tmp_path / "in", {"7": large, "8": large[:-1], "text": b"some words " * (self.SIZE // 11)})
+        with (source / "zeros").open("wb") as file:
+            file.truncate(self.SIZE)
+        most, plan = peak(lambda: find_plan(Storage(source), None, 1))
+        assert [one.key for one in plan.candidates] == [keys.integer_key(7), keys.integer_key(8)]
+        assert plan.strays.keys() == {"text", "zeros"}
+        assert most < self.SIZE // 4
+
+    def test_a_wrong_folder_is_refused_without_its_files_being_read_as_a_whole(self, catalog, tmp_path):
+        source = put(tmp_path / "in", {f"{name}.log": b"some words " * (self.SIZE // 11) for name in "ab"})
+
+        def refused():
+            with pytest.raises(InvalidInputError, match="no checkpoints are recognized among the 2 files"):
+                catalog.import_from(source, "s")
+
+        assert peak(refused)[0] < self.SIZE // 4
 
 
 class TestDamagedPartitions:
@@ -523,8 +614,7 @@ class TestRefusals:
         assert catalog.store("s").list_ids() == [1, 5]
 
 
-async def save_chain(checkpointer, ids, operator="a/../b"):
-    parent = None
+async def save_chain(checkpointer, ids, operator="a/../b", parent=None):
     for number, id in enumerate(ids):
         data, delta = b"part %d;" % number, parent is not None
         sha = await (checkpointer.save_delta if delta else checkpointer.save_snapshot)(id, operator, 0, data)
@@ -717,6 +807,57 @@ class TestExport:
         assert outcomes(other.import_from(tmp_path / "folded", "s")) == {IDS[2]: IMPORTED}
         (link,) = asyncio.run(other.checkpointer("s").load_chain(IDS[2], "window.agg", 0))
         assert link.data == b"bytes 0bytes 1bytes 2"
+
+    def test_what_a_live_one_stands_on_goes_out_from_the_trash_too_and_is_told(self, catalog, tmp_path):
+        """Restored and pinned, a delta is valid here: its export has to be a whole chain as well."""
+        chain, last = sources.partitions(IDS), new_uuid7()
+        for source in (chain, sources.partitions([last])):
+            catalog.import_from(put(tmp_path / "in", source), "s")
+        catalog.apply_retention([Retention((Last(1),))])
+        asyncio.run(catalog.checkpointer("s").restore(IDS[2]))
+        catalog.stream("s").pin(IDS[2], "a backup needs it")
+        planned = catalog.export_to(tmp_path / "out", "s", dry_run=True)
+        report = catalog.export_to(tmp_path / "out", "s", threads=4)
+        assert (planned.lines, report.latest, report.faults) == (report.lines, last, [])
+        assert outcomes(report) == dict.fromkeys([*IDS, last], EXPORTED)
+        why = f"it is in the trash here, and goes out because {IDS[2]} stands on it"
+        assert [line.note for line in report.lines] == [why, why, None, None]
+        assert taken(tmp_path / "out") == taken(tmp_path / "in")
+        assert outcomes(catalog.export_to(tmp_path / "out", "s")) == dict.fromkeys([*IDS, last], PRESENT)
+        other = CheckpointCatalog.native(tmp_path / "other", create=True)
+        assert outcomes(other.import_from(tmp_path / "out", "s")) == dict.fromkeys([*IDS, last], IMPORTED)
+        links = asyncio.run(other.checkpointer("s").load_chain(IDS[2], "window.agg", 0))
+        assert [link.data for link in links] == [b"bytes 0", b"bytes 1", b"bytes 2"]
+
+    def test_what_goes_into_the_trash_under_an_export_and_is_stood_upon_goes_out(self, catalog, tmp_path, monkeypatch):
+        ids, listing, checkpointer = [new_uuid7() for _ in range(2)], Storage.list, catalog.checkpointer("s")
+
+        def prune_then_list(self, **options):
+            catalog.apply_retention([Retention((Last(1),))])
+            asyncio.run(checkpointer.restore(ids[1]))
+            return listing(self, **options)
+
+        asyncio.run(save_chain(checkpointer, ids, "op"))
+        asyncio.run(save_chain(checkpointer, [last := new_uuid7()], "op"))
+        monkeypatch.setattr(Storage, "list", prune_then_list)
+        assert outcomes(catalog.export_to(tmp_path / "out", "s")) == dict.fromkeys([*ids, last], EXPORTED)
+        assert status(catalog, ids[0]) is Status.TRASHED
+
+    def test_what_is_stood_upon_in_the_trash_and_was_folded_goes_out_as_a_snapshot(self, catalog, tmp_path):
+        ids, checkpointer = [new_uuid7() for _ in range(3)], catalog.checkpointer("s")
+        asyncio.run(save_chain(checkpointer, ids[:2], "op"))
+        catalog.fold_chains(["s"], folders={"op": AppendLog()}, min_links=2)
+        asyncio.run(save_chain(checkpointer, ids[2:], "op", ids[1]))
+        asyncio.run(save_chain(checkpointer, [last := new_uuid7()], "op"))
+        catalog.apply_retention([Retention((Last(1),))])
+        asyncio.run(checkpointer.restore(ids[2]))
+        report = catalog.export_to(tmp_path / "out", "s")
+        assert outcomes(report) == dict.fromkeys([ids[1], ids[2], last], EXPORTED)
+        assert "folded into; it is in the trash" in report.lines[0].note
+        other = CheckpointCatalog.native(tmp_path / "other", create=True)
+        other.import_from(tmp_path / "out", "s")
+        links = asyncio.run(other.checkpointer("s").load_chain(ids[2], "op", 0))
+        assert [link.data for link in links] == [b"part 0;part 1;", b"part 0;"]
 
     def test_state_in_checkpoint_streams_is_told_because_the_layout_has_no_place_for_it(self, catalog, tmp_path):
         store = self.saved(catalog)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from catalog import (
     CatalogError,
     CheckpointCatalog,
     CheckpointManifest,
+    CheckpointStore,
     CorruptError,
     DamagedCatalogError,
     InvalidInputError,
@@ -28,7 +29,10 @@ from catalog import (
     ReadOnlyError,
     SharedFile,
     cutting,
+    keys,
+    retention,
 )
+from catalog.protocol import Stream
 from catalog.tables import locks as locks_module
 from catalog.tables import native_files, native_log, native_upkeep
 from catalog.tables.locks import CommitLock, log_checkpoint, log_entry, newest_version
@@ -97,6 +101,38 @@ def test_an_actor_that_is_no_name_is_refused_before_anything_is_written(tmp_path
     with pytest.raises(InvalidInputError, match="actor"):
         CheckpointCatalog.native(tmp_path / "new", create=True, actor=actor)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "at", [datetime(2026, 1, 1), datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC), 0], ids=str
+)
+def test_a_clock_that_cannot_be_right_is_refused_before_anything_is_written_and_whenever_it_goes_wrong(tmp_path, at):
+    with pytest.raises(InvalidInputError, match="clock"):
+        CheckpointCatalog.native(tmp_path / "catalog", create=True, clock=lambda: at)
+    assert list(tmp_path.iterdir()) == []
+    times = [datetime.now(UTC)]
+    store = CheckpointCatalog(new_catalog(tmp_path).engine, clock=lambda: times[-1]).store("s")
+    store.save(CheckpointManifest.new(1, epoch=1))
+    times.append(at)
+    with pytest.raises(InvalidInputError, match="clock"):
+        store.save(CheckpointManifest.new(2, epoch=2))
+    assert store.list_ids() == [1]
+
+
+def test_what_was_written_by_a_clock_at_the_end_of_time_can_be_changed_and_cleaned_up(tmp_path):
+    catalog = new_catalog(tmp_path)
+    wrong = CheckpointStore(Stream(catalog.engine, "s", clock=lambda: datetime.max.replace(tzinfo=UTC), actor="wrong"))
+    save(wrong, times=3)
+    wrong.save_state_data(4, b"never saved")
+    wrong._stream.trash(lambda history, now: retention.drop(history, [keys.integer_key(1)], "old", now), timedelta(0))
+    store = catalog.store("s")
+    store.pin(2, "audit")
+    assert store.prune(1) == 0
+    store.unpin(2)
+    assert store.prune(1) == 1
+    assert catalog.clean_up()[0].swept.orphans == 0
+    save(catalog.store("s", max_retained=1))
+    assert store.list_ids() == [4]
 
 
 def test_a_catalog_and_its_stores_tell_where_they_are(tmp_path):
@@ -184,7 +220,7 @@ def test_a_log_that_cannot_be_read_is_no_reason_to_make_a_new_catalog(tmp_path, 
         lambda: CheckpointCatalog.native(tmp_path / "catalog", create=True),
         catalog.store("s").list_ids,
     ):
-        with pytest.raises(DamagedCatalogError, match="the table `checkpoints` cannot be read"):
+        with pytest.raises(NotACatalogError, match=r"catalog at .*`checkpoints` cannot be read .* move"):
             use()
     entry.rename(tmp_path / "aside")
     assert CheckpointCatalog.native(tmp_path / "catalog").store("s").list_ids() == [1]

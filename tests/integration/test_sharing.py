@@ -1,12 +1,23 @@
 """State stored once: what is written again, what it costs to know, and what memory it takes."""
 
+import asyncio
 import random
 import tracemalloc
 import uuid
+from pathlib import Path
 
 import pytest
 
-from catalog import CheckpointCatalog, CheckpointManifest, cutting
+from catalog import (
+    CheckpointCatalog,
+    CheckpointId,
+    CheckpointManifest,
+    CheckpointManifestV2,
+    CheckpointState,
+    cutting,
+    keys,
+    new_uuid7,
+)
 from catalog.snapshot import CheckpointOptions, ExecutionType, SnapshotStrategyRunner
 from catalog.strategies import DirectorySnapshotStrategy
 from catalog.sweep import sweep
@@ -152,3 +163,136 @@ def test_a_handle_of_state_that_is_everywhere_the_same_comes_back(job):
     assert read(job.open(again)) == bytes(5 * MIB)
     job.delete(2)
     assert job.artifacts() == 0
+
+
+class Stores:
+    """Save and read back state of a stream through a store of seed 004."""
+
+    def __init__(self, catalog, stream):
+        self.catalog, self.stream = catalog, stream
+
+    def save(self, number, state):
+        self.catalog.store(self.stream).save_with_state(CheckpointManifest.new(number, 1), state)
+        return number
+
+    def load(self, saved):
+        return self.catalog.store(self.stream).load_state_data(saved)
+
+
+class Factories(Stores):
+    """The same through checkpoint streams."""
+
+    def save(self, number, state):
+        store = self.catalog.store(self.stream)
+        factory = store.stream_factory(number)
+        handles = {"op": {"0": artifact(factory, state)}}
+        store.save_with_handles(CheckpointManifest.new(number, 1, operator_handles=handles), factory)
+        return number
+
+    def load(self, saved):
+        store = self.catalog.store(self.stream)
+        return read(store.open_handle(store.load_by_id(saved).operator_handles["op"]["0"]))
+
+
+class States(Stores):
+    """The same through a state store."""
+
+    def save(self, number, state):
+        made = CheckpointState.new(CheckpointId(self.stream, number))
+        made.set_operator_state("op", state)
+        self.catalog.state_store().save(made)
+        return number
+
+    def load(self, saved):
+        return self.catalog.state_store().load(self.stream, saved).operator_states["op"]
+
+
+class Checkpointers(Stores):
+    """The same through a checkpointer."""
+
+    def save(self, _, state):
+        saved = new_uuid7()
+        checkpointer = self.catalog.checkpointer(self.stream)
+
+        async def save():
+            sha256 = await checkpointer.save_snapshot(saved, "op", 0, state)
+            entry = {"partition_id": 0, "is_delta": False, "path": self.path(saved), "size_bytes": len(state)}
+            partitions = {"op": {"partitions": [{**entry, "sha256": sha256}]}}
+            await checkpointer.save_manifest(CheckpointManifestV2.new(saved, 1, operators=partitions))
+            await checkpointer.update_latest(saved)
+
+        asyncio.run(save())
+        return saved
+
+    def load(self, saved):
+        return asyncio.run(self.catalog.checkpointer(self.stream).load_artifact(self.path(saved)))
+
+    def path(self, saved):
+        return f"{saved}/operators/op/partition-0.snap"
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("api", [Stores, Factories, States, Checkpointers])
+def test_whoever_saves_asks_for_a_base_as_often_for_many_chunks_as_for_a_few(harness, api):
+    asked = []
+    for chunks in (6, 24):
+        engine = Watched(harness.catalog.engine)
+        one = api(CheckpointCatalog(engine, clock=harness.clock), str(uuid.uuid4()))
+        for number in (1, 2):
+            one.save(number, random.Random(number).randbytes(chunks * CHUNK))
+        asked.append(engine.calls["scan"])
+    assert asked[0] == asked[1]
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("api", [Stores, Factories, States, Checkpointers])
+class TestOfWhatIsDamagedNothingIsShared:
+    state = random.Random(1).randbytes(8 * CHUNK)
+
+    def test_by_whoever_saves_after_a_recovery_that_passed_it_over(self, harness, api):
+        """Who processes the same again makes the same chunks."""
+        one = api(harness.catalog, str(uuid.uuid4()))
+        first, second = one.save(1, bytes(8 * CHUNK)), one.save(2, self.state)
+        key = keys.any_key(second)
+        harness.corrupt_state(one.stream, key)
+        assert harness.catalog.recover(one.stream).chosen_id == first
+        third = one.save(3, self.state)
+        assert one.load(third) == self.state
+        assert harness.catalog.recover(one.stream).chosen_id == third
+        one.save(4, self.state)
+        rows = harness.catalog.engine.scan("artifacts", [], ["stream", "via"]).to_pylist()
+        assert {row["via"] for row in rows if row["stream"] == one.stream} == {None, keys.any_key(third)}
+
+    def test_and_who_was_never_asked_to_share_with_it_saves_all_the_same(self, tmp_path, api, caplog):
+        """A file of zero bytes, as a power cut leaves it: sharing only saves space."""
+        catalog = CheckpointCatalog.native(tmp_path / "catalog", create=True)
+        one = api(catalog, "s")
+        one.save(1, bytes(8 * CHUNK))
+        before = files(tmp_path)
+        one.save(2, self.state)
+        (last,) = files(tmp_path) - before
+        last.write_bytes(b"")
+        later = api(CheckpointCatalog.native(tmp_path / "catalog"), "s")
+        assert later.load(later.save(3, self.state)) == self.state
+        assert "writes all bytes" in caplog.text
+
+
+def files(folder: Path) -> set[Path]:
+    return set((folder / "catalog" / "artifacts").rglob("*.parquet"))
+
+
+def test_what_began_before_one_went_back_is_not_shared_with(harness):
+    """It may have borrowed what recovery has passed over since."""
+    name = str(uuid.uuid4())
+    store, other = harness.catalog.store(name), harness.catalog.store(name)
+    for number in (1, 2):
+        store.save_with_state(CheckpointManifest.new(number, 1), bytes([number]) * CHUNK)
+    late = store.stream_factory(3)
+    handles = {"op": {"0": artifact(late, b"\2" * CHUNK)}}
+    other.go_on_from(1)
+    store.save_with_handles(CheckpointManifest.new(3, 1, operator_handles=handles), late)
+    assert [harness.catalog.stream(name).base().key, store.stream_factory(4)._work.base().key] == [
+        keys.integer_key(1)
+    ] * 2
+    other.save_with_state(CheckpointManifest.new(4, 1), b"\1" * CHUNK)
+    assert store.stream_factory(5)._work.base().key == keys.integer_key(4)

@@ -1,16 +1,19 @@
 """Whatever a source holds: an export of what was imported is the same files with the same bytes."""
 
+import io
 import json
 import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from catalog import CheckpointCatalog, Layout, new_uuid7
+from catalog import CheckpointCatalog, CheckpointState, DeserializationError, Layout, keys, new_uuid7
 from catalog.moving import layouts
+from catalog.moving.finding import identify
 from tests import sources
+from tests.property.test_state_property import damaged, near_states
 
 NAMES = st.text(min_size=1, max_size=8)
 IDS = st.one_of(st.integers(1, 20), st.integers(999_990, 1_000_010), st.integers(1, 2**64 - 1))
@@ -112,3 +115,22 @@ def test_an_export_after_an_import_is_the_same_files_with_the_same_bytes(catalog
         )
         again = catalog.import_from(source, stream, threads=2)
         assert {line.outcome for line in again.lines} <= {"already there", "skipped"}
+
+
+def with_operators(*names):
+    """Return a state whose operators have these names and no bytes."""
+    entries = [len(name).to_bytes(4, "little") + name + bytes(4) for name in map(str.encode, names)]
+    return bytes(24) + len(names).to_bytes(4, "little") + b"".join(entries)
+
+
+@settings(deadline=None, max_examples=400)
+@given(data=st.binary(max_size=200) | near_states | damaged())
+@example(with_operators("é" * keys.NAME_MAX_CHARS, ""))
+@example(with_operators("é" * (keys.NAME_MAX_CHARS + 1)))
+@example(with_operators("twice", "twice"))
+def test_a_state_is_recognized_without_being_kept_exactly_if_it_can_be_read(data):
+    try:
+        expected = CheckpointState.deserialize("s", data).id.sequence
+    except DeserializationError:
+        expected = None
+    assert identify(io.BytesIO(data).read, len(data)) == expected

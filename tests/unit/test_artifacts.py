@@ -118,6 +118,21 @@ class TestCutting:
         found = [bytes(row["data"]) for row in chunk_rows(COLUMNS, refilled())]
         assert found == [b"aaaaaaaa", b"bbbbbbbb", b"cccccccc"]
 
+    @pytest.mark.parametrize("given", [memoryview, lambda data: [data]], ids=["whole", "in a list"])
+    def test_what_is_written_has_its_hash_though_the_caller_goes_on_changing_it(self, given):
+        """As an event loop does while a thread writes the state: it would be told saved, and never load."""
+        state = bytearray(b"0123456789abcdefXY")
+        written = []
+
+        class Engine:
+            def append(self, _, parts):
+                for part in parts:
+                    state[:] = bytes(len(state))
+                    written.extend(part.select(["chunk_sha256", "data"]).to_pylist())
+
+        artifacts.write(Engine(), {**COLUMNS, "kind": "state", "staged_at": datetime.now(UTC)}, given(state))
+        assert [row["chunk_sha256"] for row in written] == [sha256(row["data"]) for row in written]
+
     def test_a_caller_may_fill_a_buffer_again_while_rows_wait_for_their_batch(self):
         def refilled():
             buffer = bytearray(12)

@@ -122,6 +122,13 @@ class TestStates:
             "same": "it has the sequence 7, as good has",
         }
 
+    def test_an_unreadable_file_is_no_damaged_state_if_it_is_too_large_to_be_read_as_a_whole(self):
+        files = [FileFacts("bad7", 256 << 20), FileFacts("video8.mp4", 5 << 30)]
+        found = layouts.plan_states(files, lambda _: None)
+        assert [one.key for one in found.candidates] == [key(7)]
+        why = "not a CheckpointState, and it has 5120 MiB: a damaged one is imported up to 256 MiB"
+        assert found.strays == {"video8.mp4": why}
+
 
 class TestPointers:
     @pytest.mark.parametrize(
