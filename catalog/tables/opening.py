@@ -147,7 +147,7 @@ def damaged(place: Place, table: Table, why: str, *, found: bool) -> DamagedCata
     )
     return DamagedCatalogError(
         f"there is a checkpoint catalog at {place}, but it is damaged, the table `{table}` {what} ({why}): bring that "
-        f"folder back from a backup{half if found else ''}, see docs/OPERATIONS.md",
+        f"folder back from a backup{half}, see docs/OPERATIONS.md",
         place=str(place),
         found=found,
     )
