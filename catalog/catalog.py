@@ -442,12 +442,18 @@ class CheckpointCatalog:
     def restore_into(self, stream: str, checkpoint_id: int | str, folder: str | os.PathLike[str]) -> Path:
         """Write a checkpoint's state into a new folder, verified, all of it or nothing, and return the folder.
 
-        It holds manifest.json, the artifacts, and restore.json, which lists them in the order to apply.
+        It holds manifest.json, the state under artifacts/, what rides in the manifest included, and restore.json, which
+        says of each file the operator, partition and handle that it is of, in the order to apply. A CheckpointState is
+        one file, `checkpoint-state.bin`: `CheckpointState.deserialize` takes its bytes.
         """
         return restore.materialize(self.stream(stream), keys.any_key(checkpoint_id), folder)
 
     def open_state(self, stream: str, checkpoint_id: int | str) -> Iterator[tuple[StatePart, Iterator[bytes]]]:
-        """Yield a checkpoint's artifacts in the order to apply them, each as a stream of verified chunks."""
+        """Yield a checkpoint's state in the order to apply it, piece by piece, each as a stream of verified chunks.
+
+        Every piece of state is one, what rides in the manifest too; a CheckpointState is one piece, as
+        `CheckpointState.deserialize` takes it.
+        """
         rows = self.stream(stream)
         for part in restore.parts(rows, keys.any_key(checkpoint_id)):
             yield part, restore.open_part(rows, part)

@@ -15,9 +15,10 @@ from typing import Any, BinaryIO
 
 from catalog import keys
 from catalog.errors import (
-    CatalogError,
     CheckpointAbortedError,
+    CheckpointExistsError,
     CheckpointNotFoundError,
+    ClosedIdError,
     InvalidInputError,
 )
 from catalog.handles import StateHandle
@@ -31,6 +32,7 @@ from catalog.snapshot import (
     SnapshotStrategyRunner,
     SnapshotTask,
     SnapshotType,
+    given,
     one_of,
 )
 from catalog.store import CheckpointStore
@@ -51,7 +53,7 @@ class RestoreMode(StrEnum):
     """Who owns the checkpoint that a job is restored from."""
 
     CLAIM = "claim"
-    """The job: new checkpoints share its state, and retention may let it go."""
+    """The job: new checkpoints share its state, and retention may let it go; a person's pin stays."""
     NO_CLAIM = "no_claim"
     """Somebody else: it is pinned, and the first checkpoint afterwards depends on nothing old."""
 
@@ -139,12 +141,14 @@ class CheckpointCoordinator:
             parallelism: how many operators are written at once; by default all.
             factory_options: see CheckpointStore.stream_factory: threshold, max_amplification, cutting.
         """
-        for name in operators:
+        for name, strategy in given(operators, "operators").items():
             keys.text(name, "operator name")
+            given(strategy, f"the strategy of operator {name!r}")
         if not isinstance(timeout_s, int | float) or not timeout_s > 0:
             raise InvalidInputError(f"timeout_s must be a number above 0, not {timeout_s!r}")
         if parallelism is not None:
             keys.u64(parallelism, "parallelism", minimum=1)
+        given(store, "store").stream_factory(1, **factory_options)  # refuses them now, not at every trigger
         self._store = store
         self._operators = dict(operators)
         self._timeout_s = timeout_s
@@ -173,7 +177,7 @@ class CheckpointCoordinator:
         """Begin a checkpoint.
 
         Args:
-            epoch: the exactly-once epoch.
+            epoch: the exactly-once epoch, counted from 1.
             source_offsets: where the sources stand, as in CheckpointManifest.
             sinks: are pending until `sink_committed`; recovery passes over a checkpoint with pending sinks.
             snapshot_type: a savepoint shares nothing, and is pinned.
@@ -181,17 +185,21 @@ class CheckpointCoordinator:
             fields: further fields of the manifest, such as watermark or pipeline_hash.
 
         Raises:
+            InvalidInputError: it was refused, and no id is used up.
             CheckpointAbortedError: an operator's synchronous part failed; the id is closed.
         """
         began = time.monotonic()
         snapshot_type = one_of(SnapshotType, snapshot_type, "snapshot_type")
         if isinstance(sinks, str) or not isinstance(sinks, Iterable):
             raise InvalidInputError(f"sinks must be a list of names, not {sinks!r}")
+        if epoch == 0:
+            raise InvalidInputError("epoch must be at least 1, not 0, which recovery passes over: count epochs from 1")
         statuses = dict.fromkeys(sinks, "Pending")
-        id = self._take_id(checkpoint_id)
-        manifest = CheckpointManifest.new(
-            id, epoch, source_offsets=source_offsets or {}, sink_commit_statuses=statuses, **fields
+        manifest = CheckpointManifest.new(  # of any id: what it refuses uses up none
+            1, epoch, source_offsets=source_offsets or {}, sink_commit_statuses=statuses, **fields
         )
+        id = self._take_id(checkpoint_id)
+        manifest = manifest.model_copy(update={"checkpoint_id": id})
         with self._lock:
             previous, shares, restores = self._previous, self._shares, self._restores
         factory = self._store.stream_factory(id, share=shares, **self._factory_options)
@@ -233,6 +241,9 @@ class CheckpointCoordinator:
             checkpoint_id: by default the newest that is eligible and valid.
             mode: who owns it.
             allow_pending: also take one whose sinks are pending or failed: what they did not commit is lost to them.
+
+        Raises:
+            InvalidInputError: the one asked for has such sinks.
         """
         mode = one_of(RestoreMode, mode, "mode")
         report = None
@@ -242,8 +253,17 @@ class CheckpointCoordinator:
                 return None
             checkpoint_id = int(report.chosen_id)
         manifest = self._load(checkpoint_id)
+        open_sinks = sorted(sink for sink, status in manifest.sink_commit_statuses.items() if status != "Committed")
+        if open_sinks and not allow_pending:
+            raise InvalidInputError(
+                f"checkpoint {checkpoint_id} was not committed by {', '.join(map(repr, open_sinks))}: what they miss "
+                "would be lost to them; tell sink_committed if they have it, else pass allow_pending=True"
+            )
         if mode is RestoreMode.NO_CLAIM:
             self._store.pin(checkpoint_id, NO_CLAIM_PIN)
+        else:
+            for name in (SAVEPOINT_PIN, NO_CLAIM_PIN):
+                self._store.unpin(checkpoint_id, name, missing_ok=True)
         self._store.go_on_from(checkpoint_id)
         with self._lock:
             self._restores += 1
@@ -304,10 +324,8 @@ class CheckpointCoordinator:
         """Wait for all operators, then save; one that fails or is too slow ends the checkpoint."""
         try:
             results = self._collect(pending, writing, began)
-            handles = {name: dict(one.handles) for name, one in results.items() if one.handles}
-            manifest = CheckpointManifest.from_dict({**manifest.model_dump(), "operator_handles": plain(handles)})
             savepoint = snapshot_type is SnapshotType.SAVEPOINT
-            self._store.save_with_handles(manifest, pending._factory, pin=SAVEPOINT_PIN if savepoint else None)
+            manifest = self._save(pending, manifest, results, savepoint=savepoint)
             with self._lock:
                 if not savepoint and restores == self._restores and self._newest(manifest):
                     self._previous, self._shares = manifest, True
@@ -318,6 +336,26 @@ class CheckpointCoordinator:
             pending._future.set_exception(error)
         else:
             pending._future.set_result(completed)
+
+    def _save(
+        self,
+        pending: PendingCheckpoint,
+        manifest: CheckpointManifest,
+        results: Mapping[str, SnapshotResult],
+        *,
+        savepoint: bool,
+    ) -> CheckpointManifest:
+        """Save what the operators have written; what keeps it from being saved closes the id."""
+        handles = {name: dict(one.handles) for name, one in results.items() if one.handles}
+        try:
+            manifest = CheckpointManifest.from_dict({**manifest.model_dump(), "operator_handles": plain(handles)})
+            self._store.save_with_handles(manifest, pending._factory, pin=SAVEPOINT_PIN if savepoint else None)
+        except (CheckpointExistsError, ClosedIdError):
+            raise  # the id is somebody else's
+        except BaseException as error:
+            self._close_id(pending.checkpoint_id, pending._factory, f"it could not be saved: {error}")
+            raise
+        return manifest
 
     def _newest(self, manifest: CheckpointManifest) -> bool:
         return self._previous is None or self._previous.checkpoint_id < manifest.checkpoint_id
@@ -345,11 +383,16 @@ class CheckpointCoordinator:
         for task in tasks.values():
             task.cancel()
             self._writers.make_room(task)
-        try:
-            self._store.abandon(id, factory, why)
-        except CatalogError:
-            log.exception("checkpoint %d could not be closed; what was written for it is left to the sweep", id)
+        self._close_id(id, factory, why)
         return CheckpointAbortedError(f"checkpoint {id} was given up: {why}", checkpoint_id=id)
+
+    def _close_id(self, id: int, factory: CatalogStreamFactory, why: str) -> None:
+        factory.close()
+        try:
+            # It may tell of a file's name that is not UTF-8, which no table takes.
+            self._store.abandon(id, factory, why.encode(errors="backslashreplace").decode())
+        except Exception:
+            log.exception("checkpoint %d could not be closed; what was written for it is left to the sweep", id)
 
     def _load_with(self, sink: str, checkpoint_id: int) -> CheckpointManifest:
         manifest = self._load(checkpoint_id)

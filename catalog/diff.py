@@ -1,7 +1,8 @@
 """What changed between two checkpoints of a stream. Pure: manifests and chunk hashes in, differences out."""
 
 import hashlib
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +16,7 @@ What = Literal["added", "removed", "changed", "same"]
 
 @dataclass(frozen=True, slots=True)
 class PartChange:
-    """What became of one operator partition's state, or of the sidecar state."""
+    """What became of one operator partition's state, of that under one handle, or of the sidecar state."""
 
     operator: str | None
     """None for the sidecar."""
@@ -24,7 +25,9 @@ class PartChange:
     bytes_before: int
     bytes_after: int
     changed_bytes: int
-    """In chunks that were not there before."""
+    """In chunks that its operator did not have before."""
+    name: str | None = None
+    """The handle's, such as `partition-1` or that of a file; None where it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class CheckpointDiff:
     before_id: int | str
     after_id: int | str
     parts: tuple[PartChange, ...]
-    """Every operator partition of either, those that are the same included."""
+    """Every operator partition and handle of either, those that are the same included."""
     positions: tuple[PositionMove, ...]
     """Only what moved."""
 
@@ -84,12 +87,16 @@ class CheckpointDiff:
 def _name(part: PartChange) -> str:
     if part.operator is None:
         return "state"
+    if part.name is not None:
+        return f"{part.operator} {part.name}"
     return part.operator if part.partition is None else f"{part.operator} partition {part.partition}"
 
 
 Chunks = tuple[tuple[int, str], ...]
 """Size and hash of each chunk, in order."""
-Contents = Mapping[tuple[str | None, int | None], Chunks]
+Part = tuple[str | None, int | None, str | None]
+"""Operator, partition and handle, as far as it has them."""
+Contents = Mapping[Part, Chunks]
 """What each part of a state consists of."""
 
 
@@ -101,32 +108,26 @@ def contents(manifest: Manifest, kept: Mapping[str, Kept], state: CheckpointStat
         kept: its artifacts by path.
         state: the state itself, where the manifest does not tell its operators (state-v1).
     """
-    found: dict[tuple[str | None, int | None], Chunks] = {}
+    found: dict[Part, Chunks] = {}
     if isinstance(manifest, CheckpointManifestV2):
         for operator, entry in manifest.entries():
-            part = operator, entry.partition_id
+            part = operator, entry.partition_id, None
             # A partition may have a snapshot and deltas on top of it.
             more = kept[entry.path].chunks if entry.path in kept else ((entry.size_bytes, entry.sha256 or ""),)
             found[part] = (*found.get(part, ()), *more)
     elif isinstance(manifest, CheckpointManifest):
-        for name, inline in manifest.operator_states.items():
-            data = inline.inline_state(name)
+        for operator, inline in manifest.operator_states.items():
+            data = inline.inline_state(operator)
             if data is not None:
-                found[name, None] = (_chunk(data),)
+                found[operator, None, None] = (_chunk(data),)
         for operator, handles in manifest.operator_handles.items():
-            found[operator, None] = tuple(
-                chunk
-                for _, handle in sorted(handles.items())
-                for chunk in (
-                    kept[handle.path].chunks
-                    if isinstance(handle, ArtifactHandle) and handle.path in kept
-                    else ((handle.size_bytes, handle.sha256),)
-                )
-            )
+            for name, handle in handles.items():
+                stored = kept.get(handle.path) if isinstance(handle, ArtifactHandle) else None
+                found[operator, None, name] = stored.chunks if stored else ((handle.size_bytes, handle.sha256),)
         if manifest.STATE_PATH in kept:
-            found[None, None] = kept[manifest.STATE_PATH].chunks
+            found[None, None, None] = kept[manifest.STATE_PATH].chunks
     elif state is not None:
-        found = {(name, None): (_chunk(data),) for name, data in state.operator_states.items()}
+        found = {(operator, None, None): (_chunk(data),) for operator, data in state.operator_states.items()}
     return found
 
 
@@ -139,7 +140,10 @@ def compare(
 ) -> CheckpointDiff:
     """Return what differs between a checkpoint and a later one."""
     both = sorted({*parts[0], *parts[1]}, key=str)
-    changes = [_change(part, parts[0].get(part), parts[1].get(part)) for part in both]
+    there: dict[str | None, set[str]] = defaultdict(set)
+    for (operator, _, _), chunks in parts[0].items():
+        there[operator].update(sha for _, sha in chunks)
+    changes = [_change(part, parts[0].get(part), parts[1].get(part), there[part[0]]) for part in both]
     moves = [
         PositionMove(*at, positions[0].get(at), positions[1].get(at))
         for at in sorted({*positions[0], *positions[1]})
@@ -148,12 +152,12 @@ def compare(
     return CheckpointDiff(*ids, tuple(changes), tuple(moves))
 
 
-def _change(part: tuple[str | None, int | None], before: Chunks | None, after: Chunks | None) -> PartChange:
+def _change(part: Part, before: Chunks | None, after: Chunks | None, there: Set[str]) -> PartChange:
     sizes = [sum(size for size, _ in chunks or ()) for chunks in (before, after)]
     if before is None or after is None:
         what: What = "added" if before is None else "removed"
     else:
         what = "same" if before == after else "changed"
-    there = {sha for _, sha in before or ()}
     new = {sha: size for size, sha in after or () if sha not in there}
-    return PartChange(part[0], part[1], what, sizes[0], sizes[1], sum(new.values()))
+    operator, partition, name = part
+    return PartChange(operator, partition, what, sizes[0], sizes[1], sum(new.values()), name)

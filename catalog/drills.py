@@ -239,5 +239,5 @@ def _check_files(folder: Path) -> int:
     for one in files:
         with (folder / one["file"]).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != one["sha256"]:
-                raise CorruptError(f"{one['path']} is not on the disk as it was read: look at the scratch space's disk")
+                raise CorruptError(f"{one['file']} is not on the disk as it was read: look at the scratch space's disk")
     return sum(one["bytes"] for one in files)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from catalog.errors import InvalidInputError
 from catalog.stored_json import U64, Name, StoredJson, decode_base64
 
 
@@ -34,9 +35,19 @@ class InlineHandle(StoredJson):
             state_b64=base64.b64encode(data).decode(), size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest()
         )
 
-    def data(self) -> bytes:
-        """Return the bytes."""
-        return decode_base64(self.state_b64, "state_b64 of an inline handle")
+    def data(self, what: str = "an inline handle") -> bytes:
+        """Return the bytes, verified.
+
+        Args:
+            what: the handle, for messages.
+
+        Raises:
+            InvalidInputError: they are not base64, or not those that its size and checksum are of.
+        """
+        data = decode_base64(self.state_b64, f"{what}: state_b64")
+        if (len(data), hashlib.sha256(data).hexdigest()) != (self.size_bytes, self.sha256):
+            raise InvalidInputError(f"{what}: the state does not match its size and checksum")
+        return data
 
 
 class ArtifactHandle(StoredJson):

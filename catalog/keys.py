@@ -19,6 +19,8 @@ NAME_MAX_CHARS = 512
 
 EMPTY_STREAM = "<empty prefix>"
 """Where the stream with the empty name is stored: an empty partition value would mean NULL in Delta."""
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+"""What Spark takes for NULL in a partition column: what it stored under that name nobody would find again."""
 
 _INTEGER_KEY = re.compile(r"[0-9]{20}")
 _UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -99,6 +101,8 @@ def stream_key(name: object) -> str:
     stream = text(name, "stream name")
     if stream == EMPTY_STREAM:
         raise InvalidInputError(f"stream name {EMPTY_STREAM!r} is reserved for the empty prefix: pass '' instead")
+    if stream == NULL_PARTITION:
+        raise InvalidInputError(f"stream name {NULL_PARTITION!r} means NULL to Spark: take another name")
     return stream or EMPTY_STREAM
 
 

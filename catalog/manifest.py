@@ -6,8 +6,9 @@ keys, no spaces, UTF-8) give one SHA-256 per content.
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, ClassVar, Literal, Self, TypeVar
 from urllib.parse import quote
 
@@ -15,7 +16,7 @@ from pydantic import ConfigDict, Field
 
 from catalog import keys
 from catalog.errors import ArtifactNotFoundError, CorruptError, InvalidInputError
-from catalog.handles import ArtifactHandle, StoredHandle
+from catalog.handles import ArtifactHandle, InlineHandle, StoredHandle
 from catalog.lifecycle import Checkpoint
 from catalog.stored_json import I64, U16, U32, U64, Name, Names, StoredJson, Uuid7, decode_base64, plain
 
@@ -142,6 +143,19 @@ class CheckpointManifest(StoredJson):
             for name, handle in handles.items()
             if isinstance(handle, ArtifactHandle)
         }
+
+    def inline_parts(self) -> Iterator[tuple[str, str | None, Callable[[], bytes]]]:
+        """Yield operator, name (None where it has none) and a reader of every piece of state that rides in it.
+
+        A reader verifies, and refuses what is damaged with an InvalidInputError that names operator and handle.
+        """
+        for operator, state in self.operator_states.items():
+            if state.state_b64 is not None and not state.external:
+                yield operator, None, partial(decode_base64, state.state_b64, f"operator {operator!r}: state_b64")
+        for operator, handles in self.operator_handles.items():
+            for name, handle in handles.items():
+                if isinstance(handle, InlineHandle):
+                    yield operator, name, partial(handle.data, f"operator {operator!r}, handle {name!r}")
 
     @property
     def expects_state(self) -> bool:

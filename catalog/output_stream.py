@@ -5,7 +5,7 @@ import logging
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from catalog.errors import CheckpointStreamError, StreamClosedError
 from catalog.handles import InlineHandle, StateHandle
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+    from _typeshed import ReadableBuffer, WriteableBuffer
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,10 @@ class CheckpointStateOutputStream(io.RawIOBase):
         """Whether it can be written: yes."""
         return True
 
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:  # noqa: ARG002 - the interface
+        """Refuse it, as a file that is only written does."""
+        raise io.UnsupportedOperation("a checkpoint output stream cannot be read: open its handle")
+
     def get_pos(self) -> int:
         """Return how many bytes were written."""
         return self._written
@@ -67,6 +71,12 @@ class CheckpointStateOutputStream(io.RawIOBase):
         """
         return self._take(data, frozen=False)
 
+    def writelines(self, lines: "Iterable[ReadableBuffer]", /) -> None:
+        """Add several pieces of bytes; see write."""
+        self._check_open()  # there may be no line
+        for line in lines:
+            self.write(line)
+
     def write_frozen(self, data: "ReadableBuffer", /) -> int:
         """Add bytes that never change again, and so need not be copied; see write.
 
@@ -76,8 +86,7 @@ class CheckpointStateOutputStream(io.RawIOBase):
         return self._take(data, frozen=True)
 
     def _take(self, data: "ReadableBuffer", *, frozen: bool) -> int:
-        if self._ended:
-            raise StreamClosedError("this stream is closed")
+        self._check_open()
         view = memoryview(data)
         piece = view.cast("B") if view.nbytes else memoryview(b"")
         try:
@@ -87,6 +96,10 @@ class CheckpointStateOutputStream(io.RawIOBase):
             raise
         self._written += len(piece)
         return len(piece)
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise StreamClosedError("this stream is closed")
 
     def close_and_get_handle(self) -> StateHandle | None:
         """Make what was written durable and return its handle; None if nothing was written.

@@ -20,15 +20,17 @@ from catalog.errors import (
     BrokenChainError,
     CheckpointExistsError,
     ConflictError,
+    CorruptError,
     InvalidInputError,
 )
 from catalog.lifecycle import Change, Checkpoint, Folded, History, Revision, Status
-from catalog.manifest import content_sha256, sha256_text
+from catalog.manifest import content_sha256, parse_any, sha256_text
 from catalog.policies import check_span
 from catalog.reader import ROUNDS, StreamReader
 from catalog.retention import Plan, Planner
 from catalog.tables.port import Equals, In, Outcome, Table, Unless
 from catalog.tables.schema import arrow
+from catalog.validation import needed_paths
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +105,22 @@ class Stream(StreamReader):
         if found is None or not found.live or found.origin is None or found.origin.attempt is None:
             return None
         named = Equals("checkpoint_key", found.key), Equals("attempt", found.origin.attempt)
-        return Base(found.key, artifacts.facts(self.engine, self.stream, named))
+        rows = artifacts.facts(self.engine, self.stream, named)
+        if len({row["path"] for row in rows}) > (found.origin.artifact_count or 0):
+            named_paths = self._paths_of(found.key)
+            rows = [row for row in rows if row["path"] in named_paths]
+        return Base(found.key, rows)
+
+    def _paths_of(self, key: str) -> set[str]:
+        """Return what a checkpoint's manifest names: nobody borrows the rest of its attempt, which may be deleted.
+
+        Such as what a stream left that was closed too late.
+        """
+        found = self.find(key)
+        try:
+            return needed_paths(found, parse_any(found, self.label)) if found and found.live else set()
+        except CorruptError:  # nothing is shared with what cannot be read
+            return set()
 
     def go_on_from(self, key: str | None) -> None:
         """Share with this checkpoint, or with none, until something is saved here.
@@ -394,15 +411,20 @@ class Stream(StreamReader):
                 raise InvalidInputError(f"a pin must end in the future, not at {keys.time_text(until)}")
         self.change(key, lambda _: {**_pinning(name, reason), "until": until})
 
-    def unpin(self, key: str, name: str | None = None) -> bool:
+    def unpin(self, key: str, name: str | None = None, *, missing_ok: bool = False) -> bool:
         """Take a pin back, by default the only one, and say whether there was one.
+
+        Args:
+            key: the checkpoint.
+            name: the pin's.
+            missing_ok: leave the others alone if there is none of that name.
 
         Raises:
             InvalidInputError: it has several, or none of that name.
         """
 
         def decide(one: Checkpoint) -> dict[str, Any] | None:
-            if not one.pins:
+            if not one.pins or (missing_ok and name not in (None, *one.pins)):
                 return None
             there = [name] if name in one.pins else list(one.held_by(self.clock()) or one.pins)
             if len(there) > 1 or name not in (None, *there):

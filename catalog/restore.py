@@ -10,18 +10,28 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
 from catalog import chains, keys, recovery
-from catalog.errors import CatalogError, ConflictError, InvalidInputError, ReadOnlyError
+from catalog.errors import CatalogError, ConflictError, CorruptError, InvalidInputError, ReadOnlyError
+from catalog.handles import ArtifactHandle
 from catalog.lifecycle import Checkpoint, History
-from catalog.manifest import CheckpointManifest, CheckpointManifestV2, Manifest, Positions, parse_any, parse_stored
+from catalog.manifest import (
+    CheckpointManifest,
+    CheckpointManifestV2,
+    Manifest,
+    Positions,
+    StateManifest,
+    parse_any,
+    parse_stored,
+)
 from catalog.policies import check_flag
 from catalog.protocol import Stream
 from catalog.reader import ROUNDS
 from catalog.recovery import RecoveryReport, Requirement
+from catalog.stored_json import decode_base64
 from catalog.validation import ValidationResult, failure, needed_paths
 from catalog.verify import Depth, Verifier
 
@@ -111,32 +121,38 @@ def recover(
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """One artifact of a restored state."""
+    """One piece of a restored state, an artifact or what rides in the manifest."""
 
-    path: str
-    """Its name."""
+    path: str | None
+    """The artifact; None for what rides in the manifest."""
     key: str
     """The checkpoint that it belongs to: this one, or one that its deltas stand on."""
     operator: str | None
+    """None for the state that a checkpoint has as a whole: `state.bin`, or a CheckpointState as it is serialized."""
     partition: int | None
     is_delta: bool
+    name: str | None = None
+    """The name of its handle, such as `partition-1` or that of a file; None where it has none."""
+    inline: bytes | None = field(default=None, repr=False)
+    """The state itself, where it rides in the manifest."""
 
 
 def parts(stream: Stream, key: str) -> list[StatePart]:
-    """Return the artifacts to restore a live checkpoint from, in the order to apply them."""
+    """Return what to restore a live checkpoint from, in the order to apply it."""
     return stream.along_chain(key, lambda line, seen: _parts(stream, line, seen)[2])
 
 
 def _parts(stream: Stream, line: Sequence[str], history: History) -> tuple[Manifest, str, list[StatePart]]:
-    """Return a checkpoint's manifest, its text, and the artifacts to restore it from, in the order to apply them."""
+    """Return a checkpoint's manifest, its text, and what to restore it from, in the order to apply it."""
     key, checkpoint = line[0], history[line[0]]
     manifest = parse_any(checkpoint, stream.label)
     text = (checkpoint.content and checkpoint.content.manifest) or ""
     if not isinstance(manifest, CheckpointManifestV2):
-        named = manifest.artifact_handles() if isinstance(manifest, CheckpointManifest) else {}
-        of_operator = {path: operator for path, (operator, _, _) in named.items()}
-        paths = sorted(needed_paths(checkpoint, manifest), key=lambda path: (of_operator.get(path, ""), path))
-        return manifest, text, [StatePart(path, key, of_operator.get(path), None, False) for path in paths]
+        try:
+            return manifest, text, _parts_at_once(checkpoint, manifest)
+        except InvalidInputError as error:
+            where = f"checkpoint {checkpoint.id} of stream {stream.label!r}"
+            raise CorruptError(f"{where} is damaged: {error}", stream=stream.label, key=key) from error
     found = []
     for operator, partition in sorted({(name, entry.partition_id) for name, entry in manifest.entries()}):
         for at, entry in chains.links(
@@ -146,8 +162,33 @@ def _parts(stream: Stream, line: Sequence[str], history: History) -> tuple[Manif
     return manifest, text, found
 
 
+def _parts_at_once(checkpoint: Checkpoint, manifest: CheckpointManifest | StateManifest) -> list[StatePart]:
+    """Return what a checkpoint that stands on no other is restored from: what it has as a whole, then by operator."""
+    key = checkpoint.key
+    found = []
+    if manifest.STATE_PATH in needed_paths(checkpoint, manifest):
+        found.append(StatePart(manifest.STATE_PATH, key, None, None, False))
+    if isinstance(manifest, StateManifest):
+        if manifest.state_b64 is not None:
+            state = decode_base64(manifest.state_b64, "state_b64")
+            found.append(StatePart(None, key, None, None, False, inline=state))
+        return found
+    named = [
+        StatePart(None, key, operator, None, False, name, read()) for operator, name, read in manifest.inline_parts()
+    ]
+    # By handle, not by path: two handles may be of one artifact.
+    for operator, handles in manifest.operator_handles.items():
+        for name, handle in handles.items():
+            if isinstance(handle, ArtifactHandle):
+                named.append(StatePart(handle.path, key, operator, None, False, name))
+    return found + sorted(named, key=lambda part: (part.operator or "", part.name or ""))
+
+
 def open_part(stream: Stream, part: StatePart) -> Iterator[bytes]:
-    """Yield the verified chunks of an artifact."""
+    """Yield the verified chunks of a piece of state."""
+    if part.path is None:
+        yield part.inline or b""
+        return
     for chunk in stream.stream_chunks(part.key, part.path, from_trash=True):
         yield bytes(chunk)
 
@@ -248,6 +289,7 @@ def _materialize(stream: Stream, manifest: Manifest, text: str, found: Sequence[
                     "checkpoint_key": part.key,
                     "operator": part.operator,
                     "partition": part.partition,
+                    "name": part.name,
                     "is_delta": part.is_delta,
                 }
             )
@@ -257,8 +299,11 @@ def _materialize(stream: Stream, manifest: Manifest, text: str, found: Sequence[
 
 
 def _file_name(number: int, part: StatePart) -> str:
-    """Return a file's name that sorts in the order to apply, whatever an operator is called."""
+    """Return a file's name that sorts in the order to apply, whatever an operator is called.
+
+    A handle's name is not in it: it may be a path. It is in restore.json.
+    """
     if part.operator is None:
-        return part.path
+        return part.path or StateManifest.STATE_PATH  # of one size or another, a CheckpointState is under one name
     operator = re.sub(r"[^A-Za-z0-9_-]+", "_", part.operator)[:60]
     return f"{number:05d}-{operator}-{part.partition}.{'delta' if part.is_delta else 'snap'}"

@@ -49,6 +49,10 @@ class CheckpointOptions:
     previous: Mapping[str, StateHandle] = field(default_factory=dict)
     """What the operator's last completed checkpoint wrote, by name."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "snapshot_type", one_of(SnapshotType, self.snapshot_type, "snapshot_type"))
+        a_mapping(self.previous, "previous")
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotResult:
@@ -108,7 +112,7 @@ class SavepointSnapshotStrategy(SnapshotStrategy[R]):
         Args:
             strategy: says what to write.
         """
-        self._strategy = strategy
+        self._strategy = given(strategy, "strategy")
 
     def sync_prepare_resources(self, checkpoint_id: int) -> R:
         """See SnapshotStrategy."""
@@ -154,8 +158,8 @@ class SnapshotStrategyRunner(Generic[R]):
             strategy: how.
             execution_type: whether `snapshot` also does the writing.
         """
-        self._description = description
-        self._strategy = _given(strategy, "strategy")
+        self._description = given(description, "description")
+        self._strategy = given(strategy, "strategy")
         self._execution_type = one_of(ExecutionType, execution_type, "execution_type")
 
     def snapshot(
@@ -168,13 +172,13 @@ class SnapshotStrategyRunner(Generic[R]):
         """Do the synchronous part, and return the task that does the rest; see SnapshotStrategy.async_snapshot."""
         keys.u64(checkpoint_id, "checkpoint_id")
         keys.u64(timestamp, "timestamp")
-        tracked = _TrackedFactory(_given(stream_factory, "stream_factory"))
-        _given(options, "options")
-        resources = _given(self._strategy.sync_prepare_resources(checkpoint_id), "what sync_prepare_resources returns")
+        tracked = _TrackedFactory(given(stream_factory, "stream_factory"))
+        given(options, "options")
+        resources = given(self._strategy.sync_prepare_resources(checkpoint_id), "what sync_prepare_resources returns")
         what = f"{self._description}, checkpoint {checkpoint_id}"
         try:
             supplier = self._strategy.async_snapshot(resources, checkpoint_id, timestamp, tracked, options)
-            _given(supplier, "the supplier that async_snapshot returns")
+            given(supplier, "the supplier that async_snapshot returns")
         except BaseException as error:
             # A task that fails at once: undone, released, and the cause kept.
             SnapshotTask(what, _raising(error), resources.release, tracked.undo).run()
@@ -218,7 +222,7 @@ class SnapshotTask:
                 return
             self._begun = True
         try:
-            result = _given(self._supplier(), "the result of a snapshot")
+            result = given(self._supplier(), "the result of a snapshot")
             told = f"{self._what}: {result.size_bytes} bytes in {len(result.handles)} handles"
         except BaseException as error:
             self._fail(error)
@@ -351,6 +355,7 @@ class _Made:
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
+M = TypeVar("M", bound=Mapping[Any, Any])
 
 
 def _raising(error: BaseException) -> SnapshotResultSupplier:
@@ -368,7 +373,15 @@ def one_of(kind: type[E], value: Any, what: str) -> E:
         raise InvalidInputError(f"{what} must be one of {', '.join(kind)}, not {value!r}") from error
 
 
-def _given(value: T | None, what: str) -> T:
+def given(value: T | None, what: str) -> T:
+    """Return a value, but not None."""
     if value is None:
         raise InvalidInputError(f"{what} is required, not None")
+    return value
+
+
+def a_mapping(value: M, what: str) -> M:
+    """Return a value if it is a mapping."""
+    if not isinstance(value, Mapping):
+        raise InvalidInputError(f"{what} must be a mapping, not {value!r}")
     return value

@@ -134,6 +134,7 @@ class CheckpointStore:
             cutting: "fixed" for state that changes in place, "content" for state in which bytes are inserted.
 
         Raises:
+            CheckpointNotFoundError, ClosedIdError: there is no such previous checkpoint.
             BasePurgedError: the checkpoint it shares with was purged meanwhile, and an iterator cannot be read again.
         """
         if state is None:
@@ -169,8 +170,15 @@ class CheckpointStore:
     def _base(self, previous: int | None, share: bool) -> Callable[[], Base | None]:
         """Return what gives the base; it is looked for once, however many chunks ask."""
         check_flag(share, "share")
-        key = None if previous is None else keys.integer_key(previous, "previous")
+        key = self._live_key(previous)
         return cache(lambda: self._stream.base(key)) if share else lambda: None
+
+    def _live_key(self, previous: int | None) -> str | None:
+        """Return the key of the checkpoint to share with; refuse one that is not there, whatever there is to share."""
+        if previous is None:
+            return None
+        key = keys.integer_key(previous, "previous")
+        return self._stream.require_live(key, self._stream.find(key, manifest=False)).key
 
     # -- checkpoint streams ----------------------------------------------------------------------------------------
 
@@ -195,11 +203,14 @@ class CheckpointStore:
             max_amplification: reuse is advised against if it keeps more than so many times the used space alive.
             cutting: "fixed" for state that changes in place, "content" for state in which bytes are inserted.
             hash_threads: how many threads hash a stream; by default all cores but one, which is left for processing.
+
+        Raises:
+            CheckpointNotFoundError, ClosedIdError: there is no such previous checkpoint.
         """
         return CatalogStreamFactory(
             self._stream,
             keys.integer_key(checkpoint_id),
-            previous=None if previous is None else keys.integer_key(previous, "previous"),
+            previous=self._live_key(previous),
             share=check_flag(share, "share"),
             threshold=threshold,
             max_amplification=max_amplification,
@@ -412,13 +423,18 @@ class CheckpointStore:
         """
         self._stream.pin(keys.integer_key(checkpoint_id), reason, until, name)
 
-    def unpin(self, checkpoint_id: int, name: str | None = None) -> None:
+    def unpin(self, checkpoint_id: int, name: str | None = None, *, missing_ok: bool = False) -> None:
         """Take a pin back, by default the only one.
+
+        Args:
+            checkpoint_id: which one.
+            name: the pin's.
+            missing_ok: leave the others alone if there is none of that name, instead of refusing it.
 
         Raises:
             InvalidInputError: there are several, or none of that name.
         """
-        self._stream.unpin(keys.integer_key(checkpoint_id), name)
+        self._stream.unpin(keys.integer_key(checkpoint_id), name, missing_ok=missing_ok)
 
     def cleanup_orphans(self, grace: timedelta = ORPHAN_GRACE) -> int:
         """Delete state that no manifest names and return how much there was; also what purged checkpoints left.
@@ -436,8 +452,8 @@ class CheckpointStore:
             raise InvalidInputError(f"a manifest must be a CheckpointManifest, not {type(manifest).__name__}")
         manifest = manifest.checked()
         key = keys.integer_key(manifest.checkpoint_id)
-        for name, operator in manifest.operator_states.items():
-            operator.inline_state(name)
+        for _, _, read in manifest.inline_parts():
+            read()
         return manifest, key
 
     def _check_made_for(self, factory: CatalogStreamFactory, key: str) -> None:

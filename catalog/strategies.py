@@ -1,6 +1,8 @@
 """Ready snapshot strategies: bytes per partition, a mapping as Arrow, a directory of files."""
 
+import fcntl
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -21,8 +23,11 @@ from catalog.snapshot import (
     SnapshotResult,
     SnapshotResultSupplier,
     SnapshotStrategy,
+    a_mapping,
 )
 from catalog.stream_factory import CheckpointStreamFactory
+
+log = logging.getLogger(__name__)
 
 MAPPING_NAME = "mapping.arrow"
 _MAPPING_BATCH_ROWS = 65_536
@@ -48,6 +53,8 @@ class PartitionSnapshotStrategy(SnapshotStrategy[Held]):
             state: gives each partition's bytes as they are now; called in the processing thread, so it should be
                 quick, and its bytes must not change afterwards.
         """
+        if not callable(state):
+            raise InvalidInputError(f"state must be a function that gives bytes by partition, not {state!r}")
         self._state = state
 
     def sync_prepare_resources(self, checkpoint_id: int) -> Held:  # noqa: ARG002 - the interface
@@ -93,7 +100,7 @@ class MappingSnapshotStrategy(SnapshotStrategy[Held]):
             key_type: Arrow's type of the keys.
             value_type: Arrow's type of the values.
         """
-        self._mapping = mapping
+        self._mapping = a_mapping(mapping, "mapping")
         self._schema = pa.schema([("key", key_type), ("value", value_type)])
 
     def sync_prepare_resources(self, checkpoint_id: int) -> Held:  # noqa: ARG002 - the interface
@@ -155,10 +162,16 @@ class LinkedFiles(NamedFiles):
     """Hard links to files as they were, in a folder of their own."""
 
     folder: Path
+    lock: int | None
+    """Says that the folder is in use; None where the file system has no locks."""
 
     def release(self) -> None:
         """Remove the links; the files themselves stay."""
-        shutil.rmtree(self.folder)
+        try:
+            shutil.rmtree(self.folder)
+        finally:
+            if self.lock is not None:
+                os.close(self.lock)
 
 
 class FilesSnapshotStrategy(SnapshotStrategy[NamedFiles]):
@@ -173,7 +186,7 @@ class FilesSnapshotStrategy(SnapshotStrategy[NamedFiles]):
         Args:
             files: by name.
         """
-        self._files = files
+        self._files = a_mapping(files, "files")
 
     def sync_prepare_resources(self, checkpoint_id: int) -> NamedFiles:  # noqa: ARG002 - the interface
         """See SnapshotStrategy."""
@@ -227,20 +240,44 @@ class DirectorySnapshotStrategy(FilesSnapshotStrategy):
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        """Make it.
+        """Make it, and remove the links that a run left which was killed.
 
         Args:
             directory: the files, in folders too. Links are made beside it, on the same disk.
         """
         self._directory = Path(directory)
+        self._prefix = f".{self._directory.name}.links-"
+        try:
+            self._remove_left_links()
+        except OSError:
+            log.exception("links left beside %s could not be removed: removed files keep their space", self._directory)
+
+    def _remove_left_links(self) -> None:
+        parent = self._directory.parent
+        for folder in list(parent.iterdir()) if parent.is_dir() else []:
+            # Whoever uses one holds its lock as long as the process lives.
+            ours = folder.name.startswith(self._prefix)
+            if ours and (lock := _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None:
+                LinkedFiles({}, folder, lock).release()
+
+    def _new_folder(self, checkpoint_id: int) -> tuple[Path, int | None]:
+        """Return a new folder for links, with its lock."""
+        while True:
+            parent, prefix = self._directory.parent, f"{self._prefix}{checkpoint_id}-"
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            lock = _locked(folder, fcntl.LOCK_EX)
+            if folder.is_dir():
+                return folder, lock
+            if lock is not None:  # somebody took it for one that was left, before it was locked
+                os.close(lock)
 
     def sync_prepare_resources(self, checkpoint_id: int) -> LinkedFiles:
         """See SnapshotStrategy."""
         if not self._directory.is_dir():
             raise InvalidInputError(f"{str(self._directory)!r} is not a folder: there is no state to save")
-        parent = self._directory.parent
-        folder = Path(tempfile.mkdtemp(prefix=f".{self._directory.name}-{checkpoint_id}-", dir=parent))
+        folder, lock = self._new_folder(checkpoint_id)
         files: dict[str, Path] = {}
+        made = LinkedFiles(files, folder, lock)
         try:
             for number, file in enumerate(below(self._directory)):
                 require_file(file)
@@ -248,9 +285,23 @@ class DirectorySnapshotStrategy(FilesSnapshotStrategy):
                 os.link(file.resolve(), link)  # what a symbolic link leads to: a relative one leads nowhere from there
                 files[file.relative_to(self._directory).as_posix()] = link
         except BaseException:
-            shutil.rmtree(folder)
+            made.release()
             raise
-        return LinkedFiles(files, folder)
+        return made
+
+
+def _locked(folder: Path, how: int) -> int | None:
+    """Lock a folder until its descriptor is closed, at the latest with the process; None if that cannot be done."""
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        fcntl.flock(lock, how)
+    except OSError:  # somebody has it, or the file system has no locks: then nobody takes it for left, either
+        os.close(lock)
+        return None
+    return lock
 
 
 def below(folder: Path) -> Iterator[Path]:

@@ -1,6 +1,7 @@
 """Checkpoint streams (seed 001): output streams that close into handles, and state shared between checkpoints."""
 
 import io
+import logging
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -11,7 +12,7 @@ from typing import Any, BinaryIO
 from catalog import artifacts, chunks, keys
 from catalog.chunks import Base, Stored
 from catalog.cutting import Buffer, Cutting, Hashing, Writing
-from catalog.errors import CheckpointStreamError, InvalidInputError, StreamClosedError, UnknownHandleError
+from catalog.errors import InvalidInputError, StreamClosedError, UnknownHandleError
 from catalog.handles import ArtifactHandle, CheckpointedStateScope, InlineHandle, StateHandle
 from catalog.input_stream import ArtifactInputStream
 from catalog.output_stream import BufferedOutputStream, CheckpointStateOutputStream, as_stream_error
@@ -19,6 +20,8 @@ from catalog.protocol import Stream
 from catalog.reader import StreamReader
 from catalog.tables.port import Condition, Equals, In, Table
 from catalog.tables.schema import arrow
+
+log = logging.getLogger(__name__)
 
 STREAM_THRESHOLD_BYTES = 20 << 10
 STREAM_THRESHOLD_MAX_BYTES = 1 << 20
@@ -162,7 +165,7 @@ class CatalogStreamFactory(CheckpointStreamFactory):
 
         def upload(pieces: Iterator[Buffer]) -> StateHandle:
             how = Writing(
-                base=self._work.base if self._shares else lambda: None,
+                base=self._work.lender if self._shares else lambda: None,
                 cutting=self._cutting,
                 hashing=Hashing.CHUNKS,
                 hash_threads=self._hash_threads,
@@ -209,8 +212,8 @@ class CatalogStreamFactory(CheckpointStreamFactory):
     def duplicate(self, handles: Sequence[StateHandle], scope: CheckpointedStateScope) -> list[StateHandle]:
         """See CheckpointStreamFactory; the chunks are shared, so a duplicate costs no space."""
         scope = self._scope(scope)
-        self._work.check_open()
-        with as_stream_error("handles cannot be duplicated"), self._work.lock:  # none is discarded meanwhile
+        with as_stream_error("handles cannot be duplicated"), self._work.lock:  # none is discarded or saved meanwhile
+            self._work.check_open()
             found = {
                 number: self._rows_of(one) for number, one in enumerate(handles) if not isinstance(one, InlineHandle)
             }
@@ -230,13 +233,19 @@ class CatalogStreamFactory(CheckpointStreamFactory):
                     self._work.reuse(_artifact(one).path, self._reusable(one))
 
     def could_reuse_state_handle(self, handle: StateHandle) -> bool:
-        """See CheckpointStreamFactory; what is kept alive is all that the tables hold of the attempts involved."""
+        """See CheckpointStreamFactory; what is kept alive is all that the tables hold of the attempts involved.
+
+        After False for that reason, no stream of this checkpoint borrows from these attempts.
+        """
         if isinstance(handle, InlineHandle):
             return True
         try:
             with as_stream_error("whether a handle can be reused is not known"):
                 rows, _ = self._reusable(handle)
-                return self._work.amplification(rows) <= self._max_amplification
+                if self._work.amplification(rows) <= self._max_amplification:
+                    return True
+                self._work.avoid(rows)
+                return False
         except UnknownHandleError:
             return False
 
@@ -295,7 +304,10 @@ class _Work:
         self._reused: dict[str, _Found] = {}
         self._held: dict[tuple[str, str], chunks.Held] = {}
         """What attempts hold."""
-        self._closed = self._id_is_free = False
+        self._avoided: set[tuple[str, str]] = set()
+        """Key and attempt of those that hold too much that nobody uses."""
+        self._lender: Base | None = None
+        self._closed = self._given_up = self._id_is_free = False
 
     def check_open(self) -> None:
         if self._closed:
@@ -305,7 +317,7 @@ class _Work:
 
     def close(self) -> None:
         with self.lock:
-            self._closed = True
+            self._closed = self._given_up = True
 
     def new_path(self, scope: CheckpointedStateScope) -> str:
         return f"{keys.checkpoint_id(self.key)}/{scope}/{keys.new_uuid7()}"
@@ -318,16 +330,43 @@ class _Work:
                 self._base_asked = True
             return self._base
 
+    def lender(self) -> Base | None:
+        """Return the previous checkpoint's chunks without those that the attempts to avoid hold."""
+        base = self.base()
+        with self.lock:
+            if base is None or not self._avoided:
+                return base
+            if self._lender is None:
+                rows = [row for row in base.rows if chunks.holder(row)[:2] not in self._avoided]
+                self._lender = Base(base.key, rows)
+            return self._lender
+
+    def avoid(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Borrow from the attempts that have these rows' bytes no more: what is written anew would be there again."""
+        involved = {chunks.holder(row)[:2] for row in rows}
+        with self.lock:
+            if not involved <= self._avoided:
+                self._avoided |= involved
+                self._lender = None
+
     def write(self, path: str, pieces: Iterator[Buffer], how: Writing, **columns: Any) -> Stored:
         with self.lock:
+            self.check_open()
             if not self._id_is_free:
                 self.stream.check_open(self.key)
                 self._id_is_free = True
-        stored = self.stream.stage(self.key, self.attempt, path, "snapshot", pieces, how, **columns)
+        stored = self.stream.stage(self.key, self.attempt, path, "snapshot", self._while_open(pieces), how, **columns)
         with self.lock:
             self.check_open()
             self._written[path] = stored
         return stored
+
+    def _while_open(self, pieces: Iterator[Buffer]) -> Iterator[Buffer]:
+        """Yield pieces, and end in an error before the commit with them begins if the checkpoint is saved by then."""
+        for piece in pieces:
+            self.check_open()
+            yield piece
+        self.check_open()
 
     def handle(self, stored: Stored, scope: CheckpointedStateScope) -> ArtifactHandle:
         return ArtifactHandle(
@@ -342,10 +381,13 @@ class _Work:
         )
 
     def remove(self, paths: Sequence[str]) -> None:
-        """Delete artifacts of this attempt, which no row names: only this factory could have one name it."""
+        """Delete artifacts of this attempt that no manifest names: only this factory could have one name it."""
         with self.lock:
+            if self._given_up:
+                return  # garbage that the sweep takes
             if self._closed:
-                return  # part of a checkpoint, or garbage that the sweep takes
+                # Part of a checkpoint, except what came too late to be: the sweep would keep that with all the attempt.
+                paths = sorted(set(paths) - self._written.keys() - self._discarded.keys())
             self._discarded |= {path: self._written.pop(path) for path in paths if path in self._written}
             rest = (row for one in self._written.values() for row in one.rows)
             duplicated = {row["chunk_sha256"] for row in rest if row.get("held_attempt") == self.attempt}
@@ -437,11 +479,19 @@ class _Work:
                     raise UnknownHandleError(f"handle {one.path!r} was neither written nor reused through this factory")
                 known = self._written.get(one.path) or chunks.totals(self._reused[one.path][0])[one.path]
                 _check_same(one, known)
+            self._leave_out(self._written.keys() - wanted)
             # A save that is tried again has linked them before.
             reused = [(path, *self._reused[path]) for path in sorted(wanted - self._written.keys())]
             self.link(reused)
             self._closed = True
             return {path: self._written[path] for path in wanted}
+
+    def _leave_out(self, paths: Iterable[str]) -> None:
+        """Delete what will not be saved: under the attempt of a checkpoint the sweep would keep it as long as that."""
+        try:
+            self.remove(sorted(paths))
+        except Exception:
+            log.exception("state that is not saved could not be removed: it stays as long as its checkpoint")
 
 
 def open_handle(stream: StreamReader, handle: StateHandle, *, through: str | None = None) -> BinaryIO:
@@ -487,10 +537,8 @@ def _check_same(handle: ArtifactHandle, stored: Stored) -> None:
 
 def open_inline(handle: InlineHandle) -> BinaryIO:
     """Return a file with the state in a handle, verified."""
-    data = handle.data()
-    if InlineHandle.of(data).sha256 != handle.sha256:
-        raise CheckpointStreamError("the state in an inline handle does not match its checksum")
-    return io.BytesIO(data)
+    with as_stream_error("the state cannot be read"):
+        return io.BytesIO(handle.data())
 
 
 def check_threshold(threshold: object) -> int:

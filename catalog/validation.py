@@ -4,8 +4,9 @@ The view validation_issues says the same of metadata in SQL; a test plants every
 """
 
 import json
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from catalog import keys
@@ -29,7 +30,7 @@ INTEGRITY = {
     "id_mismatch": "the manifest is of another checkpoint",
     "id_zero": "checkpoint_id is 0",
     "epoch_zero": "epoch is 0",
-    "inline_state_unreadable": "state that rides in the manifest is not base64",
+    "inline_state_unreadable": "state that rides in the manifest is not base64, or not what its handle says",
     "state_missing": "an artifact that it needs is not there at all",
     "chunk_missing": "an artifact is not there as a whole",
     "holder_missing": "bytes that an earlier checkpoint holds for it are gone",
@@ -105,15 +106,14 @@ def _failures(manifest: Manifest) -> Iterable[Issue]:
         yield failure("id_zero", "checkpoint_id is 0")
     if not isinstance(manifest, StateManifest) and manifest.epoch == 0:
         yield failure("epoch_zero", "epoch is 0")
-    inline: dict[str, str | None] = {}
+    inline: list[Callable[[], bytes]] = []
     if isinstance(manifest, CheckpointManifest):
-        states = manifest.operator_states.items()
-        inline = {f"operator {name!r}: state_b64": one.state_b64 for name, one in states if not one.external}
+        inline = [read for _, _, read in manifest.inline_parts()]
     elif isinstance(manifest, StateManifest):
-        inline = {"state_b64": manifest.state_b64}
-    for what, text in inline.items():
+        inline = [partial(decode_base64, manifest.state_b64 or "", "state_b64")]
+    for read in inline:
         try:
-            decode_base64(text or "", what)
+            read()
         except InvalidInputError as error:
             yield failure("inline_state_unreadable", str(error))
 

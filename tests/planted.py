@@ -11,6 +11,7 @@ from catalog import (
     CheckpointManifest,
     CheckpointManifestV2,
     CheckpointState,
+    InlineHandle,
     artifact_path,
     artifacts,
     chunks,
@@ -180,6 +181,13 @@ class Planted:
             stream, keys.integer_key(1), operator_states={"op": {"state_b64": "?"}}, state_checksum=broken.inline_hash()
         )
         self.breaks(stream, 1, "inline_state_unreadable")
+        sound = InlineHandle.of(b"a").model_dump()
+        wrong = {"not base64": {"state_b64": "?"}, "other bytes": {"sha256": "0" * 64}, "other size": {"size_bytes": 2}}
+        for what, damage in wrong.items():
+            name = f"{stream} handle, {what}"
+            self.catalog.store(name).save(v1(1, operator_handles={"op": {"x": sound}}))
+            self.rewrite(name, keys.integer_key(1), operator_handles={"op": {"x": {**sound, **damage}}})
+            self.breaks(name, 1, "inline_state_unreadable")
 
     def plant_state_missing(self, stream):
         self.save(stream, 1)

@@ -124,7 +124,7 @@ def restore_command(
     """Write a checkpoint into a new folder.
 
     All of it or nothing, and verified. What `ckpt save` saved comes back as the same files. Of any other checkpoint the
-    folder holds manifest.json, the artifacts, and restore.json, which lists them in the order to apply them.
+    folder holds manifest.json, all its state, and restore.json, which says what each file is, in the order to apply.
     `ckpt recover --into` chooses the checkpoint.
     """
     with running(output, debug) as out:

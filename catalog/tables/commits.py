@@ -109,7 +109,7 @@ class Commits:
         try:
             return retrying(attempt)
         except Exception as error:
-            if unknown and (self._lost(error) or self._is_unknown(error) or isinstance(error, ConflictError)):
+            if unknown:  # whatever an attempt after it met says nothing about it
                 raise UnknownOutcomeError(
                     f"{what} failed and may or may not have happened: {first_line(error)}; look before trying again"
                 ) from error

@@ -6,8 +6,10 @@ kept until the log entry and its folder are fsynced: released earlier, a power c
 """
 
 import json
+import math
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,9 +17,11 @@ from urllib.parse import unquote
 
 from filelock import FileLock, Timeout
 
-from catalog.errors import LockTimeoutError, ReadOnlyError, UnknownOutcomeError
+from catalog.errors import LockTimeoutError, NotACatalogError, ReadOnlyError, UnknownOutcomeError
 
 LOCK_TIMEOUT_S = 30.0
+CAUGHT_UP = 2
+"""Earlier commits that a commit puts on the disk too, unless its process did so before: the disk is asked for each."""
 LOCK_FILE = "_commit.lock"
 """In the table's folder; Delta ignores names that begin with an underscore."""
 
@@ -32,27 +36,32 @@ class CommitLock:
 
         Args:
             folder: the table.
-            timeout_s: how long to wait for other holders.
+            timeout_s: how long to wait for other holders; below zero for ever.
             durable: put commits on the disk before the lock is released.
             data_too: data files as well, if the engine has not done so itself.
         """
         self._folder = folder
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s if 0 <= timeout_s < threading.TIMEOUT_MAX else threading.TIMEOUT_MAX
         self._durable = durable
         self._data_too = data_too
         # Threads of this process queue here, so that only one of them competes for the OS lock.
         self._threads = threading.Lock()
+        self._released_at = -math.inf
+        """When a thread of this process last let go of the lock."""
         self._newest = -1
+        self._synced = -1
+        """The newest version that this process put on the disk."""
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold the lock around a commit, and make what was committed durable before it is released.
 
         Raises:
-            LockTimeoutError: other processes held it all the time; nothing was written.
+            LockTimeoutError: other processes, or one thread of this, held it all the time; nothing was written.
+            NotACatalogError: the folder is gone.
             ReadOnlyError: the folder cannot be written.
         """
-        with self._threads, self._os_lock():
+        with self._turn() as deadline, self._os_lock(deadline):
             before = self._newest = newest_version(self._folder, since=self._newest)
             try:
                 yield
@@ -62,7 +71,8 @@ class CommitLock:
 
     def _make_durable(self, before: int, *, data_too: bool) -> None:
         try:
-            fsync_commits(self._folder, after=before, data_too=data_too)
+            known = self._synced if self._synced <= before else -1  # else an earlier state was put back
+            self._synced = fsync_commits(self._folder, after=before, known=known, data_too=data_too)
         except OSError as error:
             raise UnknownOutcomeError(
                 f"a commit in {self._folder} could not be put on the disk: {error.strerror or error}; "
@@ -76,18 +86,37 @@ class CommitLock:
             self._make_durable(newest_version(self._folder, since=self._newest) - 1, data_too=True)
 
     @contextmanager
-    def _os_lock(self) -> Iterator[None]:
+    def _turn(self) -> Iterator[float]:
+        """Wait until no other thread of this process is committing, and give the time at which all waiting ends.
+
+        Each time that one of them is done the wait begins anew: a long queue is none that hangs.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        while not self._threads.acquire(timeout=_seconds_until(deadline)):
+            if self._released_at + self._timeout_s <= deadline:
+                raise self._timed_out("another thread of this process waits for it or")
+            deadline = self._released_at + self._timeout_s
+        try:
+            yield max(deadline, self._released_at + self._timeout_s)
+        finally:
+            self._threads.release()
+
+    @contextmanager
+    def _os_lock(self, deadline: float) -> Iterator[None]:
         path = self._folder / LOCK_FILE
+        if not self._folder.is_dir():  # filelock would make it
+            raise NotACatalogError(
+                f"{self._folder} was removed while its catalog was open: bring it back from a backup, or take another "
+                "place",
+                place=str(self._folder.parent),
+                found=False,
+            )
         # A soft lock would outlive a killed holder; a removed lock file would let two holders in.
-        lock = FileLock(path, timeout=self._timeout_s, fallback_to_soft=False, preserve_lock_file=True)
+        lock = FileLock(path, timeout=_seconds_until(deadline), fallback_to_soft=False, preserve_lock_file=True)
         try:
             lock.acquire()
         except Timeout as error:
-            raise LockTimeoutError(
-                f"the lock {path} was not free within {self._timeout_s:g} s: another process is committing there; "
-                "nothing was written, try again",
-                path=str(path),
-            ) from error
+            raise self._timed_out("another process") from error
         except OSError as error:
             raise ReadOnlyError(
                 f"cannot write in {self._folder}: {error.strerror or error}; give this process write permission",
@@ -97,6 +126,19 @@ class CommitLock:
             yield
         finally:
             lock.release()
+            self._released_at = time.monotonic()
+
+    def _timed_out(self, holder: str) -> LockTimeoutError:
+        path = self._folder / LOCK_FILE
+        return LockTimeoutError(
+            f"the lock {path} was not free within {self._timeout_s:g} s: {holder} is committing there; "
+            "nothing was written, try again",
+            path=str(path),
+        )
+
+
+def _seconds_until(deadline: float) -> float:
+    return min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
 
 
 def log_entry(table: Path, version: int) -> Path:
@@ -183,27 +225,32 @@ def _log_files(table: Path) -> dict[str, tuple[int, str]]:
     return {name: (int(number), kind) for name, (number, _, kind) in found if len(number) == 20 and number.isdecimal()}
 
 
-def fsync_commits(table: Path, *, after: int, data_too: bool = True) -> None:
+def fsync_commits(table: Path, *, after: int, known: int = -1, data_too: bool = True) -> int:
     """Put every commit newer than a version on the disk: data files first, then log entries, then their folders.
 
-    The commit that they stand on goes along: its writer may have been killed before it could do so itself.
+    Commits that they stand on go along: their writers may have been killed before they could do so themselves.
 
     Args:
         table: the table's folder.
         after: the version.
+        known: up to this one all is known to be on the disk.
         data_too: data files of the newer commits as well.
+
+    Returns:
+        The newest version if it was put on the disk, else `known`.
     """
     newest = newest_version(table, since=after)
     if newest == after:
-        return
+        return known
     folders = {table / "_delta_log"}
-    if after >= 0:
+    for version in range(max(known, after - CAUGHT_UP, -1) + 1, after + 1):
         with suppress(FileNotFoundError):  # an old version may have left the log, or its files the disk
-            folders |= _fsync_commit(table, after, data_too=True)
+            folders |= _fsync_commit(table, version, data_too=True)
     for version in range(after + 1, newest + 1):
         folders |= _fsync_commit(table, version, data_too=data_too)
     for folder in folders:
         fsync(folder)
+    return newest
 
 
 def _fsync_commit(table: Path, version: int, *, data_too: bool) -> set[Path]:
@@ -219,7 +266,8 @@ def _fsync_commit(table: Path, version: int, *, data_too: bool) -> set[Path]:
 
 
 def _added(table: Path, entry: Path) -> list[Path]:
-    actions = [json.loads(line) for line in entry.read_text("utf-8").splitlines()]
+    # Bytes: text is also cut at U+2028, U+2029 and U+0085, which JSON has as they are in a stream's name.
+    actions = [json.loads(line) for line in entry.read_bytes().splitlines()]
     return [table / unquote(action["add"]["path"]) for action in actions if "add" in action]
 
 

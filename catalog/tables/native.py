@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from typing import Any
 
@@ -30,6 +30,7 @@ from catalog.errors import (
 )
 from catalog.tables.commits import JUDGED_BY, Commits, first_line, judge
 from catalog.tables.compaction import CompactionReport
+from catalog.tables.forks import check_process
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
 from catalog.tables.names import Place
 from catalog.tables.native_files import SMALL_FILE, DataFiles
@@ -93,7 +94,8 @@ class NativeEngine:
             durable: on a local disk, fsync every commit before it is acknowledged.
             lock_timeout_s: on a local disk, how long a commit waits for other processes' commits.
             maintain_every: after how many own commits to a table this engine tidies it by itself; 0 is never.
-            keep_versions: how many versions of a table tidying leaves readable on a local disk, at least.
+            keep_versions: how many versions tidying leaves in a table's log on a local disk, at least. Those can be
+                read of which no data file was replaced or deleted half a week ago (`artifacts`, `events`: a day).
             clock: the time, with time zone; says when data files were removed, and which may be deleted.
 
         Raises:
@@ -102,6 +104,7 @@ class NativeEngine:
         """
         if maintain_every < 0 or keep_versions < 1:
             raise InvalidInputError("maintain_every must not be negative, and keep_versions must be at least 1")
+        check_process(place, _home_pid())
         check_folder(place.local_folder)
         self.place = place
         self._commits = Commits(_is_conflict, _is_unknown, attempts=CONFLICT_ATTEMPTS, first_wait_s=0.01)
@@ -116,23 +119,23 @@ class NativeEngine:
                 lock = CommitLock(files.folder, timeout_s=lock_timeout_s, durable=durable, data_too=False)
             return LoadedTable(files, lock, self._commits, self._ahead, clock)
 
-        self._tables: dict[Table, LoadedTable] = {}
+        self._loaded: dict[Table, LoadedTable] = {}
         try:
             try:
-                self._tables.update((table, load(table)) for table in Table)
+                self._loaded.update((table, load(table)) for table in Table)
             except DeltaError:
                 if not mended(place):
                     raise
-                self._tables.clear()
-                self._tables.update((table, load(table)) for table in Table)
+                self._loaded.clear()
+                self._loaded.update((table, load(table)) for table in Table)
         except (DeltaError, OSError) as error:
-            failed = list(Table)[len(self._tables)]
+            failed = list(Table)[len(self._loaded)]
             raise _unopened(place, dict(storage_options or {}), failed, error) from error
-        checkpoints = self._tables[Table.CHECKPOINTS].delta
+        checkpoints = self._loaded[Table.CHECKPOINTS].delta
         check_format(place, checkpoints.metadata().configuration, _protocol(checkpoints))
         self._upkeep = {
             table: Upkeep(loaded, clock, maintain_every=maintain_every, keep_versions=keep_versions)
-            for table, loaded in self._tables.items()
+            for table, loaded in self._loaded.items()
         }
 
     @classmethod
@@ -140,6 +143,7 @@ class NativeEngine:
         cls, place: Place, *, storage_options: Mapping[str, str] | None = None, **options: Any
     ) -> "NativeEngine":
         """Create the tables that are missing, `checkpoints` last, and open the catalog."""
+        check_process(place, _home_pid())
         with creating(place):
             try:
                 return cls(place, storage_options=storage_options, **options)
@@ -151,13 +155,19 @@ class NativeEngine:
                 raise lost_bytes(place)
             for table in Table:
                 _create_table(f"{place.path}/{table}", table, options_of_storage)
-            created(place)
+            created(place.local_folder)
         return cls(place, storage_options=storage_options, **options)
 
     @property
     def conflicts(self) -> int:
         """How often a commit of this engine had to run again because of another writer."""
         return self._commits.conflicts
+
+    @property
+    def _tables(self) -> dict[Table, LoadedTable]:
+        """The tables, in the process that they were loaded in: every verb looks them up here."""
+        check_process(self.place, _home_pid())
+        return self._loaded
 
     # -- the port --------------------------------------------------------------------------------------------------
 
@@ -305,14 +315,14 @@ class NativeEngine:
         """
         began = time.monotonic()
         done = []
-        for table, upkeep in self._upkeep.items():
+        for table in self._tables:
 
             def told(bytes: int, of_bytes: int, table: Table = table) -> None:
                 if progress:
                     progress(Merging(table, bytes, of_bytes))
 
             where = spread if spread and table is Table.ARTIFACTS else self.spread
-            done.append(upkeep.compact(where, keep_removed=keep_removed, dry_run=dry_run, progress=told))
+            done.append(self._upkeep[table].compact(where, keep_removed=keep_removed, dry_run=dry_run, progress=told))
         return CompactionReport(tuple(done), dry_run, time.monotonic() - began)
 
     def data_files(self, table: Table) -> DataFiles:
@@ -323,6 +333,12 @@ class NativeEngine:
         """See Engine.close; it can be used on, then without work in the background."""
         self._ahead.shutdown()
         self._syncing.shutdown()
+
+
+@cache
+def _home_pid() -> int:
+    """Return the process in which a catalog was first opened: deltalake's runtime works nowhere else, not even anew."""
+    return os.getpid()
 
 
 def _unopened(place: Place, options: dict[str, str], table: Table, error: Exception) -> CatalogError:

@@ -21,6 +21,7 @@ from catalog.tables.commits import first_line
 from catalog.tables.locks import fsync
 from catalog.tables.names import Place
 from catalog.tables.native_statistics import Where, expression, group_ranges, groups_with, statistics, tells
+from catalog.tables.opening import gone
 from catalog.tables.port import Table
 from catalog.tables.schema import CHECKPOINT_FACTS, SCHEMAS, definition
 from catalog.threads import start
@@ -55,7 +56,7 @@ class DataFiles:
         self.folder = place.local_folder / table if place.local_folder else None
         self.options = dict(options)
         self.durable = durable and self.folder is not None
-        self._place = place
+        self.place = place
         self._syncing = syncing
         self._known_ranges: dict[tuple[str, tuple[str, ...]], pa.Table] = {}
         self._remembered = lru_cache(REMEMBERED_FILES)(self._read_facts)
@@ -126,7 +127,7 @@ class DataFiles:
             except (pa.ArrowException, UnicodeDecodeError, KeyError, OSError) as error:
                 if not _tells_damage(error, at_hand=self.folder is not None or is_small):
                     raise
-                raise CorruptError(f"{path} of {self._place}, {self.table}, is damaged: {first_line(error)}") from error
+                raise CorruptError(f"{path} of {self.place}, {self.table}, is damaged: {first_line(error)}") from error
 
     def _ranges(self, path: str, file: pq.ParquetFile, where: Where) -> pa.Table:
         """Return the ranges of a data file's row groups, which never change: merged, a file may have thousands."""
@@ -196,6 +197,8 @@ class DataFiles:
                 self.storage.delete_file(path)
             if isinstance(error, PermissionError):
                 raise ReadOnlyError(f"cannot write in {self.uri}: {error.strerror or error}") from error
+            if self.folder and not self.folder.is_dir():
+                raise gone(self.place, self.table) from error
             raise
         if self.folder and self.durable:
             fsync(self.folder / path)

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs as pa_fs
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from catalog.errors import CatalogError, ConflictError, OutOfReachError
@@ -25,6 +25,7 @@ from catalog.tables.compaction import Files
 from catalog.tables.locks import CommitLock, fsync, log_checkpoint, log_entry
 from catalog.tables.native_files import DataFiles
 from catalog.tables.native_statistics import Snapshot
+from catalog.tables.opening import damaged, gone
 from catalog.tables.port import Version
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class LoadedTable:
         """Return the newest version."""
         with self.mutex:
             if not self._is_newest():
-                self._update()
+                self._load_newest()
             if self._snapshot is None or self._snapshot.version != self.delta.version():
                 self._snapshot = Snapshot(self.delta.version(), _live_files(self.delta))
             return self._snapshot
@@ -113,6 +114,7 @@ class LoadedTable:
         The entries are read here: delta-rs numbers its history downwards from the version that it has loaded, though
         the history begins with the newest, so that beside a writer every version would have another's time.
         """
+        self.refreshed()  # which also finds out whether the log is still the one whose times are known
         listed = self.logged()
         # A list made while entries come may lack one before its last.
         there, known = range(min(listed), max(listed) + 1), self._times
@@ -148,17 +150,52 @@ class LoadedTable:
         """Look twice into a local log instead of listing it; entries are only ever removed from the oldest on."""
         if self.files.folder is None:
             return False
-        newest, following = (log_entry(self.files.folder, self.delta.version() + ahead) for ahead in (0, 1))
-        return not following.exists() and newest.exists()
+        return self._is_as_loaded() and not log_entry(self.files.folder, self.delta.version() + 1).exists()
+
+    def _is_as_loaded(self) -> bool:
+        """Say whether the log still has the very entry that was loaded last, as far as a look tells.
+
+        In a folder that was put back from a backup, another may have its number.
+        """
+        return self.files.folder is None or (self._entry is not None and self._entry == self._newest_entry())
+
+    def _newest_entry(self) -> tuple[int, int] | None:
+        """Return what tells the entry of the loaded version from another with its number, None if it is gone."""
+        if self.files.folder is None:
+            return None
+        try:
+            found = log_entry(self.files.folder, self.delta.version()).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def _load_newest(self) -> None:
+        """Load the newest version.
+
+        Raises:
+            NotACatalogError: the table, or on a local disk its log, was removed or damaged while it was open.
+        """
+        try:
+            self._update()
+        except TableNotFoundError as error:
+            raise gone(self.files.place, self.files.table) from error
+        except DeltaError as error:
+            if self.files.folder is None:
+                raise
+            raise damaged(self.files.place, self.files.table, first_line(error), found=True) from error
 
     def _update(self) -> None:
-        if self.delta.version() - self._opened_at < LOG_CHECKPOINT_EVERY:
+        if not self._is_as_loaded():
+            self._snapshot = self._earlier = None
+            self._times = {}
+        elif self.delta.version() - self._opened_at < LOG_CHECKPOINT_EVERY:
             try:
                 self.delta.update_incremental()
             except DeltaError as error:
                 # Idle for so long that the entries it would go on from have been removed.
                 log.info("opening %s anew: %s", self.files.uri, first_line(error))
             else:
+                self._entry = self._newest_entry()
                 return
         self._reopen()
 
@@ -166,6 +203,7 @@ class LoadedTable:
         """Load the table from its newest log checkpoint: what has been added entry by entry since makes it slower."""
         self.delta = DeltaTable(self.files.uri, storage_options=self.files.options)
         self._opened_at = self.delta.version()
+        self._entry = self._newest_entry()
 
     # -- commits ---------------------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class Upkeep:
             loaded: the table.
             clock: decides which removed files are old enough to be deleted.
             maintain_every: after how many commits of this process the table is tidied; 0 is never.
-            keep_versions: how many versions are left readable on a local disk, at least.
+            keep_versions: how many versions are left in the log on a local disk, at least; see `_kept_for`.
         """
         self._loaded = loaded
         self._files = loaded.files

@@ -77,9 +77,8 @@ def creating(place: Place) -> AbstractContextManager[None]:
     return CommitLock(folder, durable=False).held()
 
 
-def created(place: Place) -> None:
-    """Put new tables in a local folder on the disk."""
-    folder = place.local_folder
+def created(folder: Path | None) -> None:
+    """Put new tables on the disk, if they are in a local folder."""
     if folder is None:
         return
     for table in Table:
@@ -143,11 +142,24 @@ def damaged(place: Place, table: Table, why: str, *, found: bool) -> DamagedCata
         found: whether it is there, and must not be made anew.
     """
     what = "cannot be read" if found else "is gone"
+    half = (
+        "; if only its newest log entry is half-written, as a power cut may leave it, move that aside" if found else ""
+    )
     return DamagedCatalogError(
         f"there is a checkpoint catalog at {place}, but it is damaged, the table `{table}` {what} ({why}): bring that "
-        "folder back from a backup, see docs/OPERATIONS.md",
+        f"folder back from a backup{half if found else ''}, see docs/OPERATIONS.md",
         place=str(place),
         found=found,
+    )
+
+
+def gone(place: Place, table: Table) -> NotACatalogError:
+    """Return the error that says that a catalog was removed while it was open."""
+    return NotACatalogError(
+        f"the catalog at {place} was removed while it was open: its table `{table}` is gone; bring it back from a "
+        "backup, or take another place",
+        place=str(place),
+        found=False,
     )
 
 

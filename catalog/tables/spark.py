@@ -4,6 +4,7 @@ It never stops or reconfigures the session it was given.
 """
 
 import logging
+import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from catalog.errors import (
 from catalog.session import SETTINGS, has_delta
 from catalog.tables.commits import JUDGED_BY, Again, Commits, first_line, judge
 from catalog.tables.compaction import CompactionReport
+from catalog.tables.forks import check_process
 from catalog.tables.locks import LOCK_TIMEOUT_S, CommitLock
 from catalog.tables.names import Place, TableName, path_place
 from catalog.tables.opening import (
@@ -97,8 +99,9 @@ class SparkEngine:
             NotACatalogError: there is no catalog at that place.
             UnsupportedFormatError: a newer checkpoint-catalog wrote it, or its tables are not for both engines.
         """
-        self.spark = spark
         self.place = place
+        self._spark = spark
+        self._home_pid = os.getpid()
         self._commits = Commits(_is_conflict, _is_unknown, attempts=CONFLICT_ATTEMPTS, first_wait_s=0.1)
         self._names = {table: _table_name(spark, place, table) for table in Table}
         location = _catalog_location(spark, place, self._names)
@@ -110,12 +113,14 @@ class SparkEngine:
         # Not on S3: there the driver's commit could overwrite one that an executor has just made.
         self.workers_write = not self._on_s3
         self._read_only = self._on_s3 and not single_writer
+        self.folder: Path | None = None
+        """Where the tables are, a schema's as well, if that is a local disk."""
         self._locks: dict[Table, CommitLock] = {}
         if location.startswith(("file:", "/")):
-            root = Path("/" + location.removeprefix("file:").lstrip("/")).parent
-            check_folder(root)
+            self.folder = folder = Path("/" + location.removeprefix("file:").lstrip("/")).parent
+            check_folder(folder)
             self._locks = {
-                table: CommitLock(root / table, timeout_s=lock_timeout_s, durable=durable) for table in Table
+                table: CommitLock(folder / table, timeout_s=lock_timeout_s, durable=durable) for table in Table
             }
 
     @classmethod
@@ -136,8 +141,15 @@ class SparkEngine:
                 raise NotACatalogError(
                     f"no catalog can be created at {place}: {first_line(error)}", place=str(place), found=True
                 ) from error
-            created(place)
-        return cls(spark, place, **options)
+            engine = cls(spark, place, **options)
+            created(engine.folder)
+        return engine
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session, in the process that it belongs to: every verb looks it up here."""
+        check_process(self.place, self._home_pid)
+        return self._spark
 
     @property
     def conflicts(self) -> int:

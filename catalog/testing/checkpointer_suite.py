@@ -42,7 +42,7 @@ UNDO_WINDOW = PRUNE_UNDO + PURGE_MARGIN
 
 AWKWARD_NAMES = (
     "../../etc", "..", ".", "a/b", "a%2Fb", "a%252Fb", "a.b", "a%2Eb", "%2F", "/", "", " ", "A/B", "a\\b", "a\nb",
-    "a?b#c", "ü", "🎈", "🎈" * 512, "x" * 512,
+    "a?b#c", "a\u2028b", "ü", "🎈", "🎈" * 512, "x" * 512,
 )  # fmt: skip
 """Operator names that a path made of raw names would confuse, or let out of their place."""
 
@@ -135,7 +135,7 @@ class CheckpointerSuite:
     @pytest.fixture
     def stream(self, request: pytest.FixtureRequest) -> str:
         """A new stream, under a name that quoting gone wrong would stumble over."""
-        return f'it\'s 100% "{request.node.name}"; a=b\\c:*?#[ü🎈]/../{new_uuid7()}/'
+        return f'it\'s 100% "{request.node.name}"; a=b\\c:*?#[ü🎈]\u2028\u2029\x85/../{new_uuid7()}/'
 
     # -- saving and loading ----------------------------------------------------------------------------------------
 
@@ -376,7 +376,7 @@ class CheckpointerSuite:
             assert path.count("/") == 3
             assert ".." not in path
 
-        written = ("../../etc", "a/b", "a%2Fb", "a.b", "", "🎈" * 512)
+        written = ("../../etc", "a/b", "a%2Fb", "a.b", "", "a\u2028b", "🎈" * 512)
         parts = [Part(name, 0, f"of {name}".encode()) for name in written]
         manifest = await save(checkpointer, id, *parts)
         assert await load(checkpointer, id, *parts) == [part.data for part in parts]

@@ -8,6 +8,9 @@ class TestMySnapshots(SnapshotStrategySuite):
 
 import logging
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,7 +32,12 @@ from catalog.snapshot import (
     SnapshotStrategyRunner,
     SnapshotTask,
 )
-from catalog.strategies import DirectorySnapshotStrategy, MappingSnapshotStrategy, PartitionSnapshotStrategy
+from catalog.strategies import (
+    DirectorySnapshotStrategy,
+    FilesSnapshotStrategy,
+    MappingSnapshotStrategy,
+    PartitionSnapshotStrategy,
+)
 from catalog.stream_factory import CheckpointStreamFactory
 from catalog.testing.stream_factory_suite import LARGE, SHARED, StreamCheckpoints, read, write
 
@@ -331,6 +339,23 @@ class SnapshotStrategySuite:
             SnapshotStrategyRunner("op", nothing)
         assert strategy.told == []
 
+    @pytest.mark.parametrize(
+        ("make", "says"),
+        [
+            (lambda nothing: SnapshotStrategyRunner(nothing, Scripted()), "description"),
+            (lambda nothing: SavepointSnapshotStrategy(nothing), "strategy"),
+            (lambda nothing: PartitionSnapshotStrategy(nothing), "state"),
+            (lambda nothing: MappingSnapshotStrategy(nothing, pa.int64(), pa.int64()), "mapping"),
+            (lambda nothing: FilesSnapshotStrategy(nothing), "files"),
+            (lambda nothing: CheckpointOptions(snapshot_type=nothing), "snapshot_type"),
+            (lambda nothing: CheckpointOptions(previous=nothing), "previous"),
+            (lambda _: CheckpointOptions("bogus"), "must be one of checkpoint, savepoint, not 'bogus'"),  # type: ignore[arg-type]
+        ],
+    )
+    def test_none_is_refused_when_something_is_made_of_it(self, make: Callable[[Any], object], says: str) -> None:
+        with pytest.raises(InvalidInputError, match=says):
+            make(None)
+
     # -- cancel ----------------------------------------------------------------------------------------------------
 
     def test_cancelled_before_it_runs_it_is_never_called_and_released_once(
@@ -519,6 +544,30 @@ class SnapshotStrategySuite:
         task.run()
         assert read(factory.open(task.result().handles["1.sst"])) == LARGE
         assert [one.name for one in tmp_path.iterdir()] == ["db"]
+
+    def test_links_that_a_killed_run_left_go_and_those_in_use_stay(
+        self, checkpoints: StreamCheckpoints, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "db"
+        folder.mkdir()
+        (folder / "1.sst").write_bytes(LARGE)
+        (tmp_path / ".db.links-mine").write_text("a file of somebody else")
+        code = (
+            "import os, signal, sys; from catalog.strategies import DirectorySnapshotStrategy\n"
+            "links = DirectorySnapshotStrategy(sys.argv[1]).sync_prepare_resources(1)\n"
+            "os.kill(os.getpid(), signal.SIGKILL)"
+        )
+        killed = subprocess.run([sys.executable, "-c", code, str(folder)], check=False)
+        assert killed.returncode == -signal.SIGKILL
+        assert (folder / "1.sst").stat().st_nlink == 2, "the run was killed before it made links"
+        factory = checkpoints.factory(1)
+        task = self.started(DirectorySnapshotStrategy(folder), factory)
+        assert (folder / "1.sst").stat().st_nlink == 2
+        DirectorySnapshotStrategy(folder)
+        task.run()
+        assert read(factory.open(task.result().handles["1.sst"])) == LARGE, "links in use were removed"
+        assert sorted(one.name for one in tmp_path.iterdir()) == [".db.links-mine", "db"]
+        assert (folder / "1.sst").stat().st_nlink == 1
 
     def test_a_directory_is_restored_into_an_empty_folder_only_and_never_outside(self, tmp_path: Path) -> None:
         (tmp_path / "full").mkdir()

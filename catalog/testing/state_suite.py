@@ -40,7 +40,7 @@ class CheckpointStateStoreSuite:
     @pytest.fixture
     def stream(self, request: pytest.FixtureRequest) -> str:
         """A new stream, under a name that quoting gone wrong would stumble over."""
-        return f'it\'s 100% "{request.node.name}"; a=b\\c:*?#[ü🎈]/../{new_uuid7()}/'
+        return f'it\'s 100% "{request.node.name}"; a=b\\c:*?#[ü🎈]\u2028\u2029\x85/../{new_uuid7()}/'
 
     def test_the_highest_sequence_is_latest_in_whatever_order_they_were_saved(
         self, harness: Harness, stream: str

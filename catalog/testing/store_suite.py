@@ -67,7 +67,7 @@ class CheckpointStoreSuite:
     @pytest.fixture
     def stream(self) -> str:
         """A stream that nobody else uses, with a name that quoting has to get right."""
-        return f"{uuid.uuid4()} a/../b 'c' \"d\" `e` \\f g=h 50%25 \t🚰é/"
+        return f"{uuid.uuid4()} a/../b 'c' \"d\" `e` \\f g=h 50%25 \t\u2028\u2029\x85🚰é/"
 
     @pytest.fixture
     def store(self, harness: Harness, stream: str) -> CheckpointStore:
@@ -790,6 +790,22 @@ class CheckpointStoreSuite:
         assert _not_refused(calls) == []
         assert harness.checkpoint_rows(stream) == []
         assert harness.artifact_rows(stream) == 0
+
+    @pytest.mark.parametrize("size", [1, 300_000], ids=["small", "large"])
+    def test_a_previous_checkpoint_that_is_not_there_is_refused_before_anything_is_written(
+        self, harness: Harness, store: CheckpointStore, stream: str, size: int
+    ) -> None:
+        store.save(manifest(1))
+        store.save(manifest(2))
+        store.prune(1)
+        before = harness.checkpoint_rows(stream)
+        for previous, kind in ((999, CheckpointNotFoundError), (1, TrashedError)):
+            for share in (True, False):
+                with pytest.raises(kind):
+                    store.save_with_state(manifest(3), b"x" * size, previous=previous, share=share)
+            with pytest.raises(kind):
+                store.stream_factory(3, previous=previous)
+        assert (harness.checkpoint_rows(stream), harness.artifact_rows(stream)) == (before, 0)
 
     def test_bad_input_about_a_saved_checkpoint_is_refused_and_changes_nothing(
         self, harness: Harness, store: CheckpointStore, stream: str

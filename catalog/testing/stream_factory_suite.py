@@ -40,7 +40,7 @@ from catalog.errors import (
 from catalog.handles import ArtifactHandle, CheckpointedStateScope, InlineHandle, StateHandle
 from catalog.manifest import CheckpointManifest
 from catalog.output_stream import PIECE_BYTES, CheckpointStateOutputStream
-from catalog.protocol import Stream
+from catalog.protocol import Draft, Stream
 from catalog.store import CheckpointStore
 from catalog.stream_factory import STREAM_THRESHOLD_BYTES, CatalogStreamFactory, CheckpointStreamFactory
 from catalog.sweep import sweep
@@ -270,9 +270,21 @@ class CheckpointStreamFactorySuite:
         getattr(stream, ending)()
         stream.flush()
         stream.sync()
-        with pytest.raises(error):
-            stream.write(b"6")
+        for late in (lambda: stream.write(b"6"), lambda: stream.writelines([b"6"]), lambda: stream.writelines([])):
+            with pytest.raises(error):
+                late()
         assert stream.get_pos() == 5
+
+    def test_a_stream_is_written_in_lines_too_and_not_read(
+        self, checkpoints: StreamCheckpoints, stream: CheckpointStateOutputStream
+    ) -> None:
+        stream.writelines([b"one ", bytearray(b"two")])
+        for reading in (stream.read, stream.readall, stream.readline, lambda: stream.readinto(bytearray(1))):
+            with pytest.raises(io.UnsupportedOperation):
+                reading()
+        handle = stream.close_and_get_handle()
+        assert handle is not None
+        assert read(checkpoints.open(handle)) == b"one two"
 
     def test_an_array_without_elements_is_no_bytes(self, stream: CheckpointStateOutputStream) -> None:
         assert stream.write((ctypes.c_double * 3 * 0)()) == 0
@@ -327,14 +339,30 @@ class CheckpointStreamFactorySuite:
         factory.discard([kept])
         assert read(checkpoints.open(kept)) == LARGE, "what is saved is not the factory's any more"
 
+    def test_state_that_is_left_out_of_its_checkpoint_goes(
+        self, checkpoints: StreamCheckpoints, factory: CheckpointStreamFactory
+    ) -> None:
+        kept, left, source = artifact(factory), artifact(factory, LARGE + b"left"), artifact(factory, LARGE + b"source")
+        duplicates = factory.duplicate([source], SHARED)
+        checkpoints.save(factory, [kept, *duplicates])
+        with pytest.raises(OSError, match="not known"):
+            checkpoints.open(left)
+        assert [read(checkpoints.open(one)) for one in (kept, *duplicates)] == [LARGE, LARGE + b"source"]
+        checkpoints.delete(1)
+        assert checkpoints.artifacts() == 0
+
     def test_a_saved_checkpoint_is_not_written_any_more(
         self, checkpoints: StreamCheckpoints, factory: CheckpointStreamFactory
     ) -> None:
+        kept = artifact(factory)
         late = factory.create_checkpoint_state_output_stream(SHARED)
-        late.write(LARGE)
-        checkpoints.save(factory, [])
+        late.write(LARGE + b"late")
+        checkpoints.save(factory, [kept])
+        stored = checkpoints.artifacts()
         with pytest.raises(OSError, match="saved"):
             late.close_and_get_handle()
+        assert checkpoints.artifacts() == stored, "what came too late would stay as long as the checkpoint"
+        assert read(checkpoints.open(kept)) == LARGE
         for refused in (
             lambda: factory.create_checkpoint_state_output_stream(SHARED),
             lambda: factory.duplicate([], SHARED),
@@ -342,6 +370,8 @@ class CheckpointStreamFactorySuite:
         ):
             with pytest.raises(StreamClosedError):
                 refused()
+        checkpoints.delete(1)
+        assert checkpoints.artifacts() == 0
 
     def test_an_id_is_saved_once(self, checkpoints: StreamCheckpoints) -> None:
         first, second = checkpoints.factory(1), checkpoints.factory(1)
@@ -384,10 +414,16 @@ class CheckpointStreamFactorySuite:
         manifest = CheckpointManifest.new(1, 1, operator_handles=named)
         assert CheckpointManifest.from_json(manifest.canonical()).operator_handles == named
 
-    def test_an_inline_handle_whose_bytes_are_not_its_own_is_refused(self, factory: CheckpointStreamFactory) -> None:
+    @pytest.mark.parametrize(
+        ("wrong", "says"),
+        [({"state_b64": "AAAA"}, "checksum"), ({"state_b64": "!!!"}, "base64"), ({"size_bytes": 5}, "size")],
+    )
+    def test_an_inline_handle_whose_bytes_are_not_its_own_is_refused(
+        self, factory: CheckpointStreamFactory, wrong: dict[str, object], says: str
+    ) -> None:
         handle = write(factory, SMALL)
-        with pytest.raises(OSError, match="checksum"):
-            factory.open(handle.model_copy(update={"state_b64": "AAAA"}))
+        with pytest.raises(OSError, match=says):
+            factory.open(handle.model_copy(update=wrong))
 
     def test_an_unknown_handle_is_not_opened(self, factory: CheckpointStreamFactory) -> None:
         handle = artifact(factory)
@@ -741,6 +777,44 @@ class CatalogStreamFactorySuite(CheckpointStreamFactorySuite):
             stream.close_and_get_handle()
         assert checkpoints.artifacts() == 0
 
+    @pytest.mark.parametrize("nth", [1, 2], ids=["first commit", "second commit"])
+    def test_a_checkpoint_saved_while_a_stream_is_stored_has_nothing_of_it_and_nobody_borrows_it(
+        self,
+        checkpoints: CatalogCheckpoints,
+        store: CheckpointStore,
+        engine: Watched,
+        monkeypatch: pytest.MonkeyPatch,
+        nth: int,
+    ) -> None:
+        monkeypatch.setattr(cutting, "BATCH_CHUNKS", 1)
+        monkeypatch.setattr(cutting, "PART_CHUNKS", 1)
+        factory = store.stream_factory(1)
+        kept = artifact(factory)
+        borrowing: list[StateHandle] = []
+
+        def save() -> None:
+            checkpoints.save(factory, [kept])
+
+        def borrow() -> None:
+            if len(checkpoints.rows(1)) == 1:
+                return
+            # Some of it is there for a moment.
+            other = checkpoints.harness.catalog.store(checkpoints.name)
+            second = other.stream_factory(2)
+            borrowing.append(artifact(second, HUGE))
+            other.save_with_handles(checkpoints.manifest(2, borrowing), second)
+
+        engine.before["append", 1 + nth] = save
+        engine.before["delete", 1] = borrow
+        with pytest.raises(OSError, match="saved"):
+            artifact(factory, HUGE)
+        assert [row["path"] for row in checkpoints.rows(1)] == [kept.path]
+        assert [read(checkpoints.open(one)) for one in borrowing] == [HUGE] * (nth - 1)
+        assert checkpoints.store.validate_checkpoint(1).valid
+        for number in checkpoints.store.list_ids():
+            checkpoints.delete(number)
+        assert checkpoints.artifacts() == 0
+
     def test_close_never_raises_even_if_nothing_can_be_removed(
         self, checkpoints: CatalogCheckpoints, store: CheckpointStore, engine: Watched
     ) -> None:
@@ -891,6 +965,27 @@ class CatalogStreamFactorySuite(CheckpointStreamFactorySuite):
         checkpoints.delete(1)
         assert checkpoints.factory(3).could_reuse_state_handle(small), "what nobody uses is gone"
 
+    def test_what_is_written_anew_on_advice_is_really_written(self, checkpoints: CatalogCheckpoints) -> None:
+        pieces = [HUGE[at : at + 600_000] for at in range(0, 3_000_000, 600_000)]
+        first = checkpoints.factory(1)
+        handles = [artifact(first, piece) for piece in pieces]
+        checkpoints.save(first, handles)
+        second = checkpoints.factory(2)
+        second.reuse_previous_state_handle(handles[:1])
+        checkpoints.save(second, handles[:1])
+        third = checkpoints.factory(3)
+        assert not third.could_reuse_state_handle(handles[0])
+        anew = artifact(third, pieces[0])
+        checkpoints.save(third, [anew])
+        assert [row["held_key"] for row in checkpoints.rows(3)] == [None], "borrowed, it would keep as much alive"
+        fourth = checkpoints.factory(4)
+        assert fourth.could_reuse_state_handle(anew)
+        checkpoints.save(fourth, [artifact(fourth, pieces[0])])
+        assert [row["via"] for row in checkpoints.rows(4)] == [keys.integer_key(3)], "without such advice it is shared"
+        for number in (1, 2):
+            checkpoints.delete(number)
+        assert sum(row["chunk_size"] for one in (1, 2, 3, 4) for row in checkpoints.rows(one) if row["data"]) == 600_000
+
     def test_equal_pieces_that_are_all_used_are_no_dead_space(self, checkpoints: CatalogCheckpoints) -> None:
         first = checkpoints.factory(1)
         handles = [artifact(first) for _ in range(3)]
@@ -948,6 +1043,28 @@ class CatalogStreamFactorySuite(CheckpointStreamFactorySuite):
         checkpoints.delete(1)
         assert read(other.open_handle(handle, of=2)) == LARGE
         assert other.recover_latest_validated().chosen_id == 2
+
+    @pytest.mark.parametrize("wrong", [{"state_b64": "!!!"}, {"size_bytes": 5}, {"sha256": "nope"}])
+    def test_an_inline_handle_that_is_damaged_is_not_saved_and_is_found_by_validation(
+        self, checkpoints: CatalogCheckpoints, wrong: dict[str, object]
+    ) -> None:
+        broken = InlineHandle.of(SMALL).model_copy(update=wrong)
+        manifest = checkpoints.manifest(1, [broken])
+        with pytest.raises(InvalidInputError, match="operator 'op', handle '0'"):
+            checkpoints.store.save(manifest)
+        with pytest.raises(InvalidInputError, match="operator 'op', handle '0'"):
+            checkpoints.save(checkpoints.factory(1), [broken])
+        assert checkpoints.store.next_id() == 1, "nothing was written"
+        # As one that refused nothing would have saved it.
+        draft = Draft(
+            key=manifest.key, format=manifest.FORMAT, attempt="1", manifest=manifest.canonical(), facts={"epoch": 1}
+        )
+        checkpoints.stream.save(draft)
+        (issue,) = checkpoints.store.validate_checkpoint(1).failures
+        assert issue.rule == "inline_state_unreadable"
+        assert checkpoints.store.recover_latest_validated().chosen_id is None
+        with pytest.raises(OSError, match="state cannot be read"):
+            checkpoints.store.open_handle(broken, of=1)
 
     def test_a_manifest_is_saved_by_the_factory_of_its_id_only(self, checkpoints: CatalogCheckpoints) -> None:
         factory = checkpoints.factory(1)

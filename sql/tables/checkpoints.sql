@@ -39,8 +39,9 @@ TBLPROPERTIES (
   'delta.dataSkippingStatsColumns' = 'checkpoint_key,revision,change,format',
   -- Data files go to short random folders: a stream's name may be longer than a file system's names.
   'delta.randomizeFilePrefixes' = 'true',
-  -- Time travel reaches as far as both of these, or 1,000 versions where the native engine commits to a local disk:
-  -- every log entry, and every file that is gone but remembered, makes every commit a little slower.
+  -- Time travel reaches half as far as these once files are tidied away, and at most 1,000 versions where the native
+  -- engine commits to a local disk: every log entry, and every file that is gone but remembered, makes every commit a
+  -- little slower.
   'delta.deletedFileRetentionDuration' = 'interval 7 days',
   'delta.logRetentionDuration' = 'interval 7 days',
   'delta.checkpointInterval' = '50',

@@ -39,7 +39,7 @@ parsed AS (
        sink_commit_statuses MAP<STRING, STRING>, vnode_count INT, state_checksum STRING, state_b64 STRING,
        operator_states MAP<STRING, STRUCT<state_b64: STRING, external: BOOLEAN>>,
        operators MAP<STRING, STRUCT<partitions: ARRAY<STRUCT<path: STRING, size_bytes: DECIMAL(20,0), sha256: STRING>>>>,
-       operator_handles MAP<STRING, MAP<STRING, STRUCT<kind: STRING, path: STRING, size_bytes: DECIMAL(20,0), sha256: STRING>>>'
+       operator_handles MAP<STRING, MAP<STRING, STRUCT<kind: STRING, path: STRING, size_bytes: DECIMAL(20,0), sha256: STRING, state_b64: STRING>>>'
     ) AS f,
     c.artifact_count,
     max(IF(c.is_latest, c.vnode_count, NULL)) OVER (PARTITION BY c.stream) AS expected_vnodes,
@@ -67,10 +67,11 @@ unfolded AS (
       e -> NOT coalesce(e.value.external, FALSE) AND e.value.state_b64 IS NOT NULL
     ) AS inline,
     exists(map_values(coalesce(f.operator_states, map())), o -> coalesce(o.external, FALSE)) AS has_external,
+    flatten(transform(map_values(coalesce(f.operator_handles, map())), o -> map_values(o))) AS handles,
     concat(
       flatten(transform(map_values(coalesce(f.operators, map())), o -> coalesce(o.partitions, array()))),
       transform(
-        filter(flatten(transform(map_values(coalesce(f.operator_handles, map())), o -> map_values(o))), h -> h.kind = 'artifact'),
+        filter(handles, h -> h.kind = 'artifact'),
         h -> named_struct('path', h.path, 'size_bytes', h.size_bytes, 'sha256', h.sha256)
       )
     ) AS entries,
@@ -133,8 +134,12 @@ found AS (
         ),
         IF(
           exists(inline, e -> try_to_binary(e.value.state_b64, 'base64') IS NULL)
-            OR (f.state_b64 IS NOT NULL AND try_to_binary(f.state_b64, 'base64') IS NULL),
-          named_struct('rule', 'inline_state_unreadable', 'severity', 'integrity', 'message', 'inline state is not base64'),
+            OR (f.state_b64 IS NOT NULL AND try_to_binary(f.state_b64, 'base64') IS NULL)
+            OR exists(
+              filter(handles, h -> h.kind = 'inline'),
+              h -> coalesce(sha2(try_to_binary(h.state_b64, 'base64'), 256) <> h.sha256 OR length(try_to_binary(h.state_b64, 'base64')) <> h.size_bytes, TRUE)
+            ),
+          named_struct('rule', 'inline_state_unreadable', 'severity', 'integrity', 'message', 'inline state is not base64, or not what its handle says'),
           NULL
         ),
         IF(

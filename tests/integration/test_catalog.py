@@ -171,6 +171,9 @@ def test_a_catalog_that_was_removed_is_told_as_none(spark, tmp_path):
     for deploy in (partial(catalog.view, "checkpoint_list"), catalog.deploy_views):
         with pytest.raises(NotACatalogError, match="no checkpoint catalog at"):
             deploy()
+    with pytest.raises(NotACatalogError, match="was removed while its catalog was open"):
+        catalog.store("s").save(CheckpointManifest.new(2, epoch=1))
+    assert not (tmp_path / "catalog").exists()
 
 
 def test_a_missing_table_is_noticed_and_made_anew_only_if_no_bytes_are_lost_by_it(spark):
@@ -250,6 +253,7 @@ NAMES = [
     "a%2Fb",
     "a/b/",
     "A/b",
+    "lines\u2028that\u2029text\x85has",
     "",
 ]
 

@@ -203,6 +203,18 @@ def test_an_operator_that_hangs_holds_up_neither_later_checkpoints_nor_the_end(j
     assert closed
 
 
+@pytest.mark.parametrize("name", ["n" * 513, "not utf-8 \udcff"])
+def test_a_checkpoint_that_cannot_be_saved_when_its_operators_have_written_is_given_up(job, name):
+    bad = Scripted(lambda factory: SnapshotResult({name: writes(factory).handles["state"]}))
+    with coordinator(job, good=Scripted(writes), bad=bad) as it, pytest.raises(InvalidInputError, match="name"):
+        it.trigger(epoch=1).result()
+    (row,) = job.harness.checkpoint_rows(job.name)
+    assert (row["change"], row["checkpoint_key"]) == ("abandoned", f"{1:020d}")
+    assert "could not be saved" in row["reason"]
+    sweep(job.stream)
+    assert (job.artifacts(), job.store.next_id()) == (0, 2)
+
+
 def test_a_cancelled_checkpoint_is_given_up(job):
     running, go_on = threading.Event(), threading.Event()
 
@@ -281,6 +293,23 @@ def test_names_and_times_are_checked(job):
         assert job.harness.checkpoint_rows(job.name) == [], "nothing is written for what is refused"
 
 
+def test_what_cannot_be_a_checkpoint_is_refused_before_an_id_is_used_up(job):
+    with coordinator(job, op=Scripted(writes)) as it:
+        with pytest.raises(InvalidInputError, match="count epochs from 1"):
+            it.trigger(epoch=0)
+        with pytest.raises(InvalidInputError, match="epoch"):
+            it.trigger(epoch=None)
+        with pytest.raises(InvalidInputError, match="source_offsets"):
+            it.trigger(epoch=1, source_offsets={"kafka": "7"})
+        assert it.trigger(epoch=1).result().checkpoint_id == 1
+
+
+def test_none_and_what_no_factory_takes_are_refused_when_a_coordinator_is_made(job):
+    for wrong in ({"store": None}, {"operators": None}, {"operators": {"op": None}}, {"threshold": -1}):
+        with pytest.raises(InvalidInputError, match=r"store|operators|'op'|threshold"):
+            CheckpointCoordinator(**{"store": job.store, "operators": {}, **wrong})
+
+
 def test_a_checkpoint_may_take_for_ever(job):
     with CheckpointCoordinator(job.store, {"op": Scripted(writes)}, timeout_s=float("inf")) as it:
         assert it.trigger(epoch=1).result().checkpoint_id == 1
@@ -307,6 +336,11 @@ def test_sinks_say_what_became_of_a_checkpoint_and_recovery_heeds_it(job):
         assert [one for one, _ in found.report.skipped] == [3, 2]
         assert restored(found, "op") == {0: LARGE}
         assert it.restore(allow_pending=True).checkpoint_id == 3
+        for number, sinks in ((2, "'b'"), (3, "'a', 'b'")):
+            with pytest.raises(InvalidInputError, match=f"not committed by {sinks}: .*allow_pending=True"):
+                it.restore(number)
+            assert it.restore(number, allow_pending=True).checkpoint_id == number
+        assert it.restore(1).checkpoint_id == 1
         assert it.trigger(epoch=5).result().checkpoint_id == 4, "an id is never used again"
         with pytest.raises(CheckpointNotFoundError):
             it.sink_committed(9, "a")
@@ -417,6 +451,21 @@ def test_a_savepoint_is_pinned_complete_and_restorable_with_everything_else_gone
     found = it.restore()
     assert found.checkpoint_id == 2
     assert {name: read(file) for name, file in found.open("db").items()} == {"1.sst": HUGE, "2.sst": LARGE}
+
+
+@pytest.mark.parametrize("pinned_by", ["the savepoint", "no claim", "a person too"])
+def test_a_claimed_savepoint_may_go_unless_a_person_pinned_it(job, pinned_by):
+    with coordinator(job, op=partitions({0: LARGE})) as it:
+        it.trigger(epoch=1, snapshot_type=SnapshotType.SAVEPOINT).result()
+        if pinned_by == "no claim":
+            it.restore(1, mode=RestoreMode.NO_CLAIM)
+        if pinned_by == "a person too":
+            job.store.pin(1, "for the audit")
+        it.restore(1, mode=RestoreMode.CLAIM)
+        for _ in range(3):
+            it.trigger(epoch=1).result()
+    job.store.prune(1)
+    assert job.store.list_ids() == ([1, 4] if pinned_by == "a person too" else [4])
 
 
 def test_a_savepoint_is_pinned_by_the_commit_that_saves_it(job):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import threading
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from deltalake.exceptions import CommitFailedError
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
 
-from catalog import CheckpointCatalog, CheckpointManifest, ConflictError, UnknownOutcomeError
+from catalog import CatalogError, CheckpointCatalog, CheckpointManifest, ConflictError, UnknownOutcomeError
 from catalog.tables.locks import log_entry, newest_version
 from catalog.tables.names import path_place
 from catalog.tables.native import NativeEngine
@@ -182,6 +183,32 @@ def test_a_save_returns_when_its_files_their_log_entries_and_their_folders_are_o
         assert done.index(data) < done.index(entry)
         entries.append(done.index(entry))
     assert entries == sorted(entries), "the bytes are durable before the row that names them is committed"
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["folder", "schema"])
+def test_a_catalog_is_on_the_disk_when_it_has_been_created(spark, tmp_path, stream, synced, by_name):
+    name = f"ckpt_{stream.replace(' ', '_')}"
+    engine = CheckpointCatalog.create(spark, name if by_name else tmp_path / name).engine
+    assert engine.folder.name.startswith(name)
+    for table in Table:
+        folder = engine.folder / table
+        assert {log_entry(folder, 0), folder / "_delta_log", folder, engine.folder} <= set(synced)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_cannot_use_its_parents_session(engine):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        code = 1
+        try:
+            engine.scan(Table.CHECKPOINTS, [], ["checkpoint_key"])
+        except CatalogError as error:
+            code = 2 if f"was forked from process {os.getppid()}" in str(error) else 3
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
+    assert isinstance(engine.scan(Table.CHECKPOINTS, [], ["checkpoint_key"]), pa.Table)
 
 
 def test_durability_can_be_turned_off(spark, tmp_path, stream, synced):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import threading
@@ -21,6 +22,7 @@ from catalog import (
     CheckpointNotFoundError,
     CheckpointState,
     CorruptError,
+    InlineHandle,
     InvalidInputError,
     Last,
     OutOfReachError,
@@ -33,6 +35,7 @@ from catalog import (
     restore,
     retention,
 )
+from catalog.protocol import Draft
 from catalog.tables.port import Table
 from catalog.testing.native import NativeHarness
 from catalog.verify import Depth, Sample, Verifier
@@ -270,6 +273,68 @@ def test_a_chain_is_written_in_the_order_to_apply(catalog, tmp_path):
     assert [one["checkpoint_key"] for one in files] == ids
     parts = [(part.operator, part.is_delta, b"".join(chunks)) for part, chunks in catalog.open_state("v2", ids[1])]
     assert parts == [("a/b", False, b"everything"), ("a/b", True, b"delta 1")]
+
+
+def given_and_written(catalog, stream, checkpoint_id, folder):
+    """Return what open_state hands out and what restore_into writes, as (operator, name, bytes), which are equal."""
+    handed = [
+        (part.operator, part.name, b"".join(chunks)) for part, chunks in catalog.open_state(stream, checkpoint_id)
+    ]
+    written = catalog.restore_into(stream, checkpoint_id, folder)
+    files = json.loads((written / "restore.json").read_text())["apply_in_this_order"]
+    for one in files:
+        file = written / one["file"]
+        assert file.resolve().parent == (written / "artifacts").resolve(), "a name leads nowhere"
+        assert (one["bytes"], one["sha256"]) == (file.stat().st_size, hashlib.sha256(file.read_bytes()).hexdigest())
+    assert [(one["operator"], one["name"], (written / one["file"]).read_bytes()) for one in files] == handed
+    return handed
+
+
+def test_all_state_is_restored_what_rides_in_the_manifest_too_and_says_which_it_is(catalog, tmp_path):
+    store, big = catalog.store("s"), os.urandom(100_000)
+    factory = store.stream_factory(1)
+
+    def handle(data):
+        with factory.create_checkpoint_state_output_stream("shared") as out:
+            out.write(data)
+            return out.close_and_get_handle()
+
+    inline, artifact = handle(b"small"), handle(big)
+    handles = {
+        "op": {"partition-0": inline, "partition-1": artifact, "again": artifact},
+        "../op": {"../../a/1.sst": inline},
+    }
+    states = {"in": {"state_b64": "YQ=="}, "empty": {"state_b64": ""}, "none": {}}
+    manifest = CheckpointManifest.new(1, epoch=1, operator_handles=handles, operator_states=states)
+    store.save_with_handles(manifest, factory)
+    assert given_and_written(catalog, "s", 1, tmp_path / "out") == [
+        ("../op", "../../a/1.sst", b"small"),
+        ("empty", None, b""),
+        ("in", None, b"a"),
+        ("op", "again", big),
+        ("op", "partition-0", b"small"),
+        ("op", "partition-1", big),
+    ]
+
+
+@pytest.mark.parametrize("size", [3, 2 << 20], ids=["inline", "artifact"])
+def test_a_checkpoint_state_is_restored_as_it_was_serialized(catalog, tmp_path, size):
+    state = CheckpointState.new(CheckpointId("states", 1))
+    state.set_operator_state("w", b"x" * size)
+    catalog.state_store().save(state)
+    assert given_and_written(catalog, "states", 1, tmp_path / "out") == [(None, None, state.serialize())]
+    written = (tmp_path / "out" / "artifacts" / "checkpoint-state.bin").read_bytes()
+    assert CheckpointState.deserialize("states", written).operator_states == {"w": b"x" * size}
+
+
+def test_state_in_a_manifest_that_is_damaged_is_corrupt_and_named(catalog, tmp_path):
+    handle = InlineHandle.of(b"small").model_copy(update={"sha256": "0" * 64})
+    manifest = CheckpointManifest.new(1, epoch=1, operator_handles={"op": {"x": handle}})
+    draft = Draft(key=manifest.key, format=manifest.FORMAT, attempt="1", manifest=manifest.canonical())
+    catalog.stream("s").save(draft)  # as one that refused nothing would have saved it
+    with pytest.raises(CorruptError, match=r"checkpoint 1 of stream 's'.*operator 'op', handle 'x'"):
+        catalog.restore_into("s", 1, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_holds_something_is_refused_and_a_failure_leaves_nothing(harness, catalog, tmp_path):
@@ -605,6 +670,31 @@ def test_a_diff_tells_bytes_by_chunk_and_positions(catalog):
         f"changed: state: {9 << 20} -> {9 << 20} bytes, {1 << 20} changed",
         "same: 1 part",
         "moved: kafka/p-0: 100 -> 150 (+50)",
+    ]
+
+
+def test_a_diff_tells_what_is_under_each_handle(catalog):
+    store, big = catalog.store("s"), os.urandom(600_000)
+
+    def save(number, **states):
+        factory, handles = store.stream_factory(number), {}
+        for name, data in states.items():
+            with factory.create_checkpoint_state_output_stream("shared") as out:
+                out.write(data)
+                handles[name] = out.close_and_get_handle()
+        store.save_with_handles(CheckpointManifest.new(number, epoch=1, operator_handles={"op": handles}), factory)
+
+    save(1, a=b"same", b=big, c=b"other")
+    save(2, a=b"same", d=big, c=b"else", e=b"new")
+    assert {(part.name, part.what, part.changed_bytes) for part in catalog.diff("s", 1, 2).parts} == {
+        ("a", "same", 0), ("b", "removed", 0), ("c", "changed", 4), ("d", "added", 0), ("e", "added", 3),
+    }  # fmt: skip
+    assert catalog.diff("s", 1, 2).explain().splitlines() == [
+        "removed: op b: 600000 -> 0 bytes, 0 changed",
+        "changed: op c: 5 -> 4 bytes, 4 changed",
+        "added: op d: 0 -> 600000 bytes, 0 changed",
+        "added: op e: 0 -> 3 bytes, 3 changed",
+        "same: 1 part",
     ]
 
 

@@ -1,4 +1,4 @@
-"""A 1 GiB artifact in bounded memory, in a process of its own so that its peak can be told."""
+"""Large artifacts in bounded memory, in processes of their own so that their peaks can be told."""
 
 import json
 import subprocess
@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from catalog.session import QUICK_SETTINGS
+from tests.benchmarks.native import memory_grown_mib
 
 SCRIPT = """
 import hashlib, json, os, resource, sys
@@ -52,3 +53,11 @@ def test_one_gib_is_saved_and_loaded_in_a_few_hundred_mib(tmp_path):
     growth = {step: round(result[step] - result["before"]) for step in ("saved", "loaded")}
     print(f"\nPython's memory grew by {growth['saved']} MiB while saving and {growth['loaded']} MiB in all")
     assert max(growth.values()) < 500
+
+
+@pytest.mark.parametrize("mib", [384, pytest.param(1024, marks=pytest.mark.prove)])
+def test_a_native_writer_and_reader_never_hold_a_large_state_whole(tmp_path, mib):
+    grown = memory_grown_mib(tmp_path, mib)
+    print(f"\nof {mib} MiB memory held {grown['saved']:.0f} MiB while saving, {grown['loaded']:.0f} MiB while loading")
+    assert grown.keys() == {"saved", "loaded"}
+    assert max(grown.values()) < 300

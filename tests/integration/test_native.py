@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 
 from catalog import (
     AbandonedError,
+    CatalogError,
     CheckpointCatalog,
     CheckpointManifest,
     CheckpointManifestV2,
@@ -118,6 +120,15 @@ def test_a_catalog_and_its_stores_tell_where_they_are(tmp_path):
     assert repr(catalog.as_of(version=0)).startswith(f"CheckpointCatalog('{tmp_path}', as of version 0, of 2")
 
 
+def test_no_name_of_a_stream_disturbs_the_commits_of_others(tmp_path):
+    store = new_catalog(tmp_path).store("a\u2028b\u2029c\x85d")
+    save(store, times=12)
+    fresh = new_catalog(tmp_path)  # puts the last commit before its first on the disk, as of a killed writer
+    save(fresh.store("innocent"))
+    fresh.compact()
+    assert (store.list_ids(), fresh.store("innocent").list_ids()) == (list(range(1, 13)), [1])
+
+
 def test_a_create_again_opens_what_is_there(tmp_path):
     save(new_catalog(tmp_path).store("s"))
     assert new_catalog(tmp_path).store("s").list_ids() == [1]
@@ -171,6 +182,78 @@ def test_a_catalog_without_its_log_is_damaged_and_one_of_which_nothing_was_made_
     with pytest.raises(NotACatalogError, match="no checkpoint catalog at"):
         CheckpointCatalog.native(place)
     assert new_catalog(tmp_path).streams() == []
+
+
+@pytest.mark.parametrize("left", ["half", "garbage"])
+def test_a_log_that_cannot_be_read_is_no_reason_to_make_a_new_catalog(tmp_path, left):
+    catalog = new_catalog(tmp_path)
+    save(catalog.store("s"), times=2)
+    folder = tmp_path / "catalog" / Table.CHECKPOINTS
+    entry = log_entry(folder, newest_version(folder))
+    whole = entry.read_bytes()
+    entry.write_bytes(whole[:-20] if left == "half" else b"\0" * len(whole))
+    for use in (
+        lambda: CheckpointCatalog.native(tmp_path / "catalog"),
+        lambda: CheckpointCatalog.native(tmp_path / "catalog", create=True),
+        catalog.store("s").list_ids,
+    ):
+        with pytest.raises(NotACatalogError, match=r"catalog at .*`checkpoints` cannot be read .* move"):
+            use()
+    entry.rename(tmp_path / "aside")
+    assert CheckpointCatalog.native(tmp_path / "catalog").store("s").list_ids() == [1]
+
+
+WHAT_PEOPLE_DO = {
+    "save": lambda _, store: save(store),
+    "save state": lambda _, store: store.save_with_state(CheckpointManifest.new(9, epoch=1), b"state"),
+    "list": lambda _, store: store.list_ids(),
+    "load": lambda _, store: store.load_state_data(1),
+    "recover": lambda _, store: store.recover_latest_validated(),
+    "prune": lambda _, store: store.prune(1),
+    "versions": lambda catalog, _: catalog.as_of(version=1),
+    "compact": lambda catalog, _: catalog.compact(),
+    "settle": lambda catalog, _: catalog.engine.settle(Table.CHECKPOINTS),
+}
+
+
+@pytest.mark.parametrize("what", WHAT_PEOPLE_DO)
+@pytest.mark.parametrize("gone", [".", Table.CHECKPOINTS, f"{Table.CHECKPOINTS}/_delta_log"], ids=str)
+def test_a_catalog_that_is_removed_while_it_is_open_is_told_as_such(tmp_path, gone, what):
+    catalog = new_catalog(tmp_path, durable=False)
+    store = catalog.store("s")
+    for number in (1, 2):
+        store.save_with_state(CheckpointManifest.new(number, epoch=1), b"state")
+    catalog.close()  # what was about to be loaded ahead is loaded
+    shutil.rmtree(tmp_path / "catalog" / gone)
+    with pytest.raises(NotACatalogError, match="was removed while"):
+        WHAT_PEOPLE_DO[what](catalog, store)
+    assert not (tmp_path / "catalog" / gone).exists()
+
+
+@pytest.mark.parametrize("written_since", range(5))
+def test_a_folder_put_back_from_a_backup_is_read_anew_whatever_was_written_to_it_since(tmp_path, written_since):
+    """With as many versions as before, or fewer, or more: the numbers alone do not tell it from what was loaded."""
+    place, backup = tmp_path / "catalog", tmp_path / "backup"
+    living = new_catalog(tmp_path, durable=False)
+    store = living.store("s")
+    save(store, times=2)
+    shutil.copytree(place, backup)
+    save(store, times=2)
+    assert store.list_ids() == [1, 2, 3, 4]
+    times = living.engine.versions()
+    shutil.rmtree(place)
+    shutil.copytree(backup, place)
+    save(CheckpointCatalog.native(place).store("other"), times=written_since)
+
+    if written_since >= 2:
+        assert living.engine.versions()[3:5] != times[3:5]
+    assert store.list_ids() == [1, 2]
+    save(store)
+    fresh = CheckpointCatalog.native(place)
+    assert fresh.store("s").list_ids() == [1, 2, 3]
+    assert fresh.store("other").list_ids() == living.store("other").list_ids() == list(range(1, written_since + 1))
+    logged = [one.number for one in fresh.engine.versions()]
+    assert logged == list(range(4 + written_since)), "no version is missing, and none has been overwritten"
 
 
 def test_both_engines_create_the_same_tables(spark, tmp_path):
@@ -366,6 +449,40 @@ def test_a_checkpoint_can_be_saved_and_loaded_while_the_interpreter_shuts_down(t
     command = [sys.executable, "-c", AT_EXIT, str(tmp_path / "catalog")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout.strip(), done.stderr) == (f"[1, 2] {9 << 20}", "")
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda catalog, _: catalog.store("s").save(CheckpointManifest.new(2, epoch=1)),
+        lambda catalog, _: catalog.store("s").save_with_state(CheckpointManifest.new(2, epoch=1), b"x" * (3 << 20)),
+        lambda catalog, _: catalog.store("s").list_ids(),
+        lambda catalog, _: catalog.compact(),
+        lambda _, place: CheckpointCatalog.native(place),
+        lambda _, place: CheckpointCatalog.native(place / "new", create=True),
+    ],
+    ids=["save", "save much", "read", "compact", "open anew", "create"],
+)
+def test_a_forked_process_is_told_what_to_do_instead_of_hanging(tmp_path, use):
+    """Neither the threads of deltalake nor those of this package are in it: a save hung, or ended in a panic."""
+    catalog = new_catalog(tmp_path)
+    save(catalog.store("s"))
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        code = 1
+        try:
+            use(catalog, tmp_path / "catalog")
+        except CatalogError as error:
+            code = 2 if f"was forked from process {os.getppid()}" in str(error) and "'spawn'" in str(error) else 3
+            catalog.close()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
+    assert not (tmp_path / "catalog" / "new").exists()
+    save(catalog.store("s"))
+    assert catalog.store("s").list_ids() == [1, 2]
 
 
 def test_a_disk_that_fails_to_store_an_early_part_fails_the_save(tmp_path, monkeypatch):

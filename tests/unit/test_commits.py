@@ -2,11 +2,12 @@
 
 import pytest
 
-from catalog import ConflictError, LockTimeoutError, UnknownOutcomeError
+from catalog import CatalogError, ConflictError, LockTimeoutError, ReadOnlyError, UnknownOutcomeError
 from catalog.tables.commits import Again, Commits, judge
 from catalog.tables.port import Outcome, Unless
 
 LOST, UNKNOWN, BUSY = KeyError("lost"), OSError("no answer"), LockTimeoutError("busy; nothing was written")
+READ_ONLY = ReadOnlyError("cannot write")
 
 
 def run(*failures, attempts=5):
@@ -23,7 +24,7 @@ def run(*failures, attempts=5):
 
     commits = Commits(
         lambda error: isinstance(error, KeyError),
-        lambda error: isinstance(error, OSError) and not isinstance(error, LockTimeoutError),
+        lambda error: isinstance(error, OSError) and not isinstance(error, CatalogError),
         attempts=attempts,
         first_wait_s=0,
     )
@@ -39,7 +40,11 @@ def test_a_commit_that_always_loses_is_given_up_and_nothing_was_written():
         run(*[LOST] * 9, attempts=3)
 
 
-@pytest.mark.parametrize("last", [[UNKNOWN, UNKNOWN], [BUSY], [LOST] * 5], ids=["unknown", "busy", "lost"])
+@pytest.mark.parametrize(
+    "last",
+    [[UNKNOWN, UNKNOWN], [BUSY], [LOST] * 5, [READ_ONLY], [LOST, ValueError("refused")]],
+    ids=["unknown", "busy", "lost", "read-only", "refused"],
+)
 def test_after_an_unknown_outcome_nobody_is_told_that_nothing_was_written(last):
     with pytest.raises(UnknownOutcomeError, match="may or may not have happened"):
         run(UNKNOWN, *last)
@@ -48,6 +53,12 @@ def test_after_an_unknown_outcome_nobody_is_told_that_nothing_was_written(last):
 def test_a_busy_lock_is_told_as_it_is():
     with pytest.raises(LockTimeoutError, match="nothing was written"):
         run(LOST, BUSY)
+
+
+@pytest.mark.parametrize("error", [READ_ONLY, ValueError("refused")], ids=["read-only", "refused"])
+def test_an_error_that_says_what_is_so_is_told_as_it_is_if_nothing_can_have_happened(error):
+    with pytest.raises(type(error), match=str(error)):
+        run(LOST, error)
 
 
 def row(key, revision, insert_id, change="saved", format="manifest-v1"):

@@ -232,6 +232,10 @@ class TestStreams:
         with pytest.raises(InvalidInputError, match="reserved"):
             keys.stream_key(EMPTY_STREAM)
 
+    def test_no_stream_has_the_name_that_spark_takes_for_null(self):
+        with pytest.raises(InvalidInputError, match="means NULL to Spark: take another name"):
+            keys.stream_key("__HIVE_DEFAULT_PARTITION__")
+
     def test_a_trailing_slash_is_significant(self):
         assert len({keys.stream_key(name) for name in ("job", "job/", "job//", "/job")}) == 4
 

@@ -9,14 +9,15 @@ import signal
 import stat
 import tempfile
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from catalog.errors import ConflictError, LockTimeoutError, ReadOnlyError, UnknownOutcomeError
+from catalog.errors import ConflictError, LockTimeoutError, NotACatalogError, ReadOnlyError, UnknownOutcomeError
 from catalog.tables import locks
-from catalog.tables.locks import LOCK_FILE, CommitLock, fsync_commits, newest_version
+from catalog.tables.locks import LOCK_FILE, CommitLock, fsync_commits, log_entry, newest_version
 
 # From Python 3.12 on; the forked processes here touch nothing that other threads could hold.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -97,7 +98,8 @@ def commit(table, version, *data_files):
         file.write_bytes(b"data")
         actions.append({"add": {"path": encoded, "size": 4, "dataChange": True}})
     actions.append({"remove": {"path": "gone.parquet", "dataChange": True}})
-    (log / f"{version:020d}.json").write_text("\n".join(map(json.dumps, actions)) + "\n", "utf-8")
+    lines = [json.dumps(action, ensure_ascii=False) for action in actions]
+    (log / f"{version:020d}.json").write_text("\n".join(lines) + "\n", "utf-8")
 
 
 @pytest.fixture
@@ -158,6 +160,11 @@ class TestAcrossProcesses:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
+    def test_a_folder_that_is_gone_is_told_and_not_made(self, tmp_path):
+        with pytest.raises(NotACatalogError, match="was removed"), CommitLock(tmp_path / "gone").held():
+            pytest.fail("entered")
+        assert not (tmp_path / "gone").exists()
+
     def test_folders_do_not_disturb_each_other(self, tmp_path):
         for name in ("one", "other"):
             (tmp_path / name).mkdir()
@@ -213,6 +220,66 @@ class TestWithinAProcess:
             thread.join(LONG_S)
         assert len(seen) == 20
         assert all(len(one) == 1 for one in seen)
+
+    @staticmethod
+    def waiting_times(lock, count, work=lambda: None):
+        """Let so many threads take a lock at once; return what they were told, and how long the slowest waited."""
+        told, start = [], threading.Barrier(count)
+
+        def take():
+            start.wait()
+            try:
+                with lock.held():
+                    work()
+            except LockTimeoutError as error:
+                told.append(str(error))
+
+        threads = [threading.Thread(target=take) for _ in range(count)]
+        began = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LONG_S)
+        return told, time.monotonic() - began
+
+    def test_a_commit_that_hangs_ends_the_wait_of_the_threads_behind_it(self, tmp_path):
+        lock, hangs, go_on = CommitLock(tmp_path, timeout_s=SHORT_S), threading.Event(), threading.Event()
+
+        def hang():
+            with lock.held():
+                hangs.set()
+                go_on.wait(LONG_S)
+
+        hanging = threading.Thread(target=hang)
+        hanging.start()
+        assert hangs.wait(LONG_S)
+        told, _ = self.waiting_times(lock, 3)
+        assert hanging.is_alive()
+        go_on.set()
+        hanging.join(LONG_S)
+        assert len(told) == 3
+        assert all("another thread of this process" in one and "nothing was written, try again" in one for one in told)
+        assert self.waiting_times(lock, 3)[0] == []
+
+    def test_threads_behind_another_process_wait_together_and_not_one_after_the_other(self, tmp_path):
+        with other_process(holder(tmp_path)):
+            told, longest_s = self.waiting_times(CommitLock(tmp_path, timeout_s=0.5), 10)
+        assert len(told) == 10
+        assert longest_s < 0.5 * 10 / 2
+
+    def test_a_thread_waits_on_as_long_as_commits_before_it_get_done(self, tmp_path):
+        done = []
+
+        def work():
+            threading.Event().wait(0.4)
+            done.append(1)
+
+        assert self.waiting_times(CommitLock(tmp_path, timeout_s=1), 5, work)[0] == []
+        assert len(done) == 5
+
+    def test_a_timeout_below_zero_is_none(self, tmp_path):
+        lock = CommitLock(tmp_path, timeout_s=-1)
+        assert self.waiting_times(lock, 2, lambda: threading.Event().wait(SHORT_S))[0] == []
 
     def test_the_lock_file_stays_and_is_the_same_for_the_next(self, tmp_path):
         lock = CommitLock(tmp_path)
@@ -288,6 +355,39 @@ class TestDurability:
         assert sorted(paths[3:]) == [".", "_delta_log", "a b"]
         assert all(locked for _, locked in synced)
         assert not is_locked(tmp_path)
+
+    def test_a_line_of_the_log_ends_only_where_json_cannot_go_on(self, tmp_path, synced):
+        name = "stream=a\u2028b\u2029c\x85d/part.parquet"
+        with CommitLock(tmp_path).held():
+            commit(tmp_path, 0, (name, name))
+        assert name in [path for path, _ in synced]
+
+    def test_the_last_commits_of_others_go_along_as_their_writers_may_have_been_killed(self, tmp_path, synced):
+        for version in range(9):
+            commit(tmp_path, version, (f"{version}.parquet", f"{version}.parquet"))
+        with CommitLock(tmp_path).held():
+            commit(tmp_path, 9)
+        told = [path for path, _ in synced if path.endswith(".parquet")]
+        assert told == ["7.parquet", "8.parquet"]
+
+    def test_what_this_process_put_on_the_disk_is_not_put_there_again(self, tmp_path, synced):
+        lock = CommitLock(tmp_path)
+
+        def entries_synced_by_a_commit(version):
+            synced.clear()
+            with lock.held():
+                commit(tmp_path, version)
+            return [int(path[-25:-5]) for path, _ in synced if path.endswith(".json")]
+
+        assert entries_synced_by_a_commit(0) == [0]
+        assert entries_synced_by_a_commit(1) == [1]
+        commit(tmp_path, 2)
+        commit(tmp_path, 3)
+        assert entries_synced_by_a_commit(4) == [2, 3, 4]
+        for version in (2, 3, 4):
+            log_entry(tmp_path, version).unlink()  # as when a folder is put back from a backup
+        commit(tmp_path, 2)
+        assert entries_synced_by_a_commit(3) == [1, 2, 3]
 
     def test_every_commit_made_while_it_was_held_is_durable(self, tmp_path, synced):
         with CommitLock(tmp_path).held():

@@ -2,10 +2,12 @@
 
 import pytest
 
+from catalog.handles import InlineHandle
 from catalog.manifest import CheckpointManifest
 from catalog.validation import Issue, ValidationResult, failure, manifest_issues
 
 CONNECTOR = {"offsets": {}, "epoch": 1}
+SOUND = InlineHandle.of(b"a").model_dump()
 
 
 def issues(expected_vnodes=256, **fields):
@@ -30,6 +32,7 @@ def test_a_good_manifest_has_no_issues():
             "out": {"external": True},
             "no": {},
         },
+        "operator_handles": {"in": {"x": SOUND}},
     }
     assert issues(**good) == []
 
@@ -40,6 +43,10 @@ def test_a_good_manifest_has_no_issues():
         ({"checkpoint_id": 0}, "id_zero", "checkpoint_id is 0"),
         ({"epoch": 0}, "epoch_zero", "epoch is 0"),
         ({"operator_states": {"win": {"state_b64": "?"}}}, "inline_state_unreadable", "operator 'win'"),
+        *(
+            ({"operator_handles": {"win": {"x": {**SOUND, **wrong}}}}, "inline_state_unreadable", "'win', handle 'x'")
+            for wrong in ({"state_b64": "?"}, {"size_bytes": 5}, {"sha256": "0" * 64})
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
