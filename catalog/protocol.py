@@ -361,12 +361,25 @@ class Stream(StreamReader):
         raise ConflictError(f"checkpoint {keys.checkpoint_id(key)} changed {ROUNDS} times meanwhile; try again")
 
     def undo_update(self, key: str) -> None:
-        """Make the manifest before the last update the current one again, as the next revision."""
+        """Make the manifest before the last update the current one again, as the next revision.
+
+        Raises:
+            InvalidInputError: it was never updated.
+            ConflictError: it was updated meanwhile; nobody has asked for that update to be taken back.
+        """
+        undone: int | None = None
 
         def decide(checkpoint: Checkpoint) -> dict[str, Any]:
+            nonlocal undone
             before = checkpoint.previous
             if before is None or checkpoint.content is None:
                 raise InvalidInputError(f"checkpoint {checkpoint.id} of stream {self.label!r} was never updated")
+            undone = checkpoint.content.revision if undone is None else undone
+            if checkpoint.content.revision != undone:
+                raise ConflictError(
+                    f"checkpoint {checkpoint.id} of stream {self.label!r} was updated meanwhile, and nothing was taken "
+                    "back: look at it, and try again if that update is the one to undo"
+                )
             told = {name: value for name, value in before.row().items() if name in _TOLD_BY_MANIFEST}
             return {"change": Change.UPDATED, "reason": f"undo of revision {checkpoint.content.revision}", **told}
 
