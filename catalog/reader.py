@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
@@ -212,8 +212,13 @@ class StreamReader:
     ) -> Iterator[tuple[str, artifacts.Rows | None]]:
         """Give the attempt to read, and its first bytes if they are there already; explain what goes wrong then."""
         seen, first_batches = self._look(key, path)
+        if seen is None and isinstance(self.engine, MomentEngine):
+            where = f"stream {self.label!r}, checkpoint {keys.checkpoint_id(key)}: "
+            raise ArtifactNotFoundError(
+                f"{where}artifact {path!r} is missing: there was no such checkpoint then", stream=self.label, key=key
+            )
         if not from_trash:
-            self._refuse_purged_since(key)
+            self.refuse_purged_since(key)
         if seen is not None and not (from_trash and seen.there):
             self.require_live(key, seen)
         attempt = seen.attempt_of(path) if seen and seen.origin else self._staged_attempt(key, path, own_attempt)
@@ -268,6 +273,14 @@ class StreamReader:
         """Tell that a checkpoint of an earlier moment was purged since, whether its bytes are swept or not."""
         if isinstance(self.engine, MomentEngine) and (now := self.now(key)) and not now.unpurged:
             raise self.closed(now)
+
+    def named_then(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return chunk rows, at an earlier moment without those that no checkpoint of that moment has."""
+        if not isinstance(self.engine, MomentEngine):
+            return rows
+        then = self.history(sorted({row["checkpoint_key"] for row in rows}))
+        named = {(key, attempt) for key, one in then.items() for attempt in one.attempts}
+        return [row for row in rows if (row["checkpoint_key"], row["attempt"]) in named]
 
     def now(self, key: str) -> Checkpoint | None:
         """Return a checkpoint as it is now, whatever moment this stream shows."""

@@ -13,7 +13,9 @@ import pytest
 from deltalake import DeltaTable
 
 from catalog import (
+    ArtifactNotFoundError,
     CheckpointCatalog,
+    CheckpointedStateScope,
     CheckpointExistsError,
     CheckpointId,
     CheckpointManifest,
@@ -27,6 +29,7 @@ from catalog import (
     PurgedError,
     ReadOnlyError,
     Retention,
+    UnknownHandleError,
     artifact_path,
     keys,
     new_uuid7,
@@ -481,6 +484,52 @@ def test_what_was_purged_since_is_told_as_such_though_its_bytes_are_there(harnes
     with pytest.raises(PurgedError, match="was purged at"):
         past.load_state_data(1)
     assert past.load_state_data(2) == b"state 2"
+
+
+def test_what_is_staged_at_a_moment_without_a_checkpoint_of_it_is_not_seen(catalog):
+    store = save_v1(catalog, count=1)
+    ids = save_v2(catalog, deltas=0)
+    store.save_state_data(2, b"staged")
+    version = catalog.engine.versions()[-1].number
+    store.save_with_state(CheckpointManifest.new(3, epoch=3), b"three")
+    factory = store.stream_factory(4, threshold=0)
+    with factory.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED) as stream:
+        stream.write(b"four")
+        handle = stream.close_and_get_handle()
+    store.save_with_handles(CheckpointManifest.new(4, epoch=4, operator_handles={"op": {"state": handle}}), factory)
+    later = save_v2(catalog, deltas=0)
+    catalog = catalog.as_of(version=version)
+    store = catalog.store("s")
+    assert store.list_ids() == [1]
+    assert store.load_state_data(1) == b"state 1"
+    assert [store.load_state_data(one) for one in (2, 3)] == [None, None]
+    with pytest.raises(ArtifactNotFoundError, match="there was no such checkpoint then"):
+        list(store.iter_state_data(3))
+    checkpointer = catalog.checkpointer("v2")
+    assert asyncio.run(checkpointer.load_artifact(artifact_path(ids[0], "a/b", 0, delta=False))) == b"everything"
+    with pytest.raises(ArtifactNotFoundError):
+        asyncio.run(checkpointer.load_artifact(artifact_path(later[0], "a/b", 0, delta=False)))
+    with pytest.raises(UnknownHandleError, match="is not known"):
+        store.open_handle(handle)
+
+
+def test_a_handle_of_a_moment_opens_there_though_its_creator_is_gone(harness, catalog):
+    store = catalog.store("s")
+    factory = store.stream_factory(1, threshold=0)
+    with factory.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED) as stream:
+        stream.write(b"shared")
+        handle = stream.close_and_get_handle()
+    handles = {"op": {"state": handle}}
+    store.save_with_handles(CheckpointManifest.new(1, epoch=1, operator_handles=handles), factory)
+    factory = store.stream_factory(2)
+    factory.reuse_previous_state_handle([handle])
+    store.save_with_handles(CheckpointManifest.new(2, epoch=2, operator_handles=handles), factory)
+    store.prune(1, undo_for=timedelta(0))
+    harness.clock.advance(timedelta(minutes=6))
+    store.cleanup_orphans(timedelta(0))
+    assert [row["revision"] for row in harness.checkpoint_rows("s")] == [2, 0], "nothing was swept"
+    past = catalog.as_of(version=catalog.engine.versions()[-1].number).store("s")
+    assert past.open_handle(handle).read() == b"shared"
 
 
 def test_a_moment_stays_the_same_while_others_save_and_prune(tmp_path):
