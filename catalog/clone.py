@@ -60,6 +60,7 @@ def copy_stream(source: Stream, target: Stream) -> CopiedStream:
 def _copy_artifacts(source: Stream, target: Stream, checkpoint: Checkpoint) -> int:
     """Copy the artifacts of a checkpoint under the same attempts, and return their size."""
     if not checkpoint.attempts:
+        source.refuse_purged_since(checkpoint.key)
         return 0
     of_attempts: list[Condition] = [Equals("checkpoint_key", checkpoint.key), In("attempt", checkpoint.attempts)]
     rows = artifacts.facts(source.engine, source.stream, of_attempts)

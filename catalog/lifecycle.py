@@ -29,6 +29,11 @@ class Change(StrEnum):
     ABANDONED = "abandoned"
 
 
+_OF_LIFE = {
+    Change.SAVED, Change.PREPARED, Change.PROMOTED, Change.PINNED, Change.UNPINNED, Change.TRASHED, Change.RESTORED,
+}  # fmt: skip
+
+
 class Status(StrEnum):
     """Where a checkpoint is in its life."""
 
@@ -112,6 +117,8 @@ class Checkpoint:
     """Whether its revisions are 0, 1, 2, … without a hole; nothing of a purged one has to be left."""
     folds: tuple[Revision, ...] = ()
     """The revisions that folded chains of it, oldest first."""
+    life: tuple[Revision, ...] = ()
+    """The revisions that say whether it is seen or held, oldest first: what its purged row keeps of it."""
 
     @property
     def id(self) -> int | str:
@@ -293,5 +300,6 @@ def _fold_one(key: str, rows: list[Revision]) -> Checkpoint:
         status = Status.COMMITTED if committed else Status.PREPARED
     gapless = purged or [row.revision for row in rows] == list(range(len(rows)))
     return Checkpoint(
-        key, rows[-1], origin, content, status, pin, frozenset(abandoned), trash, previous, gapless, tuple(folds)
-    )
+        key, rows[-1], origin, content, status, pin, frozenset(abandoned), trash, previous, gapless, tuple(folds),
+        life=tuple(row for row in rows if row.change in _OF_LIFE),
+    )  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from catalog import artifacts, chains, keys, lifecycle, retention
+from catalog import artifacts, chains, keys, lifecycle, marks, retention
 from catalog.chunks import Base, Stored, links, totals
 from catalog.cutting import PLAIN, Source, Writing
 from catalog.errors import (
@@ -507,15 +507,10 @@ class Stream(StreamReader):
         ]
 
     def _purge_rows(self, history: History, now: datetime) -> list[Revision]:
-        rows = []
-        for key, reason in retention.expired(history, now).items():
-            one = history[key]
-            kept = {
-                "saved_at": one.origin.at.isoformat() if one.origin else None,
-                "trashed_at": one.trash.at.isoformat() if one.trash else None,
-            }
-            rows.append(self._next(one, change=Change.PURGED, reason=reason, details=json.dumps(kept)))
-        return rows
+        return [
+            self._next(history[key], change=Change.PURGED, reason=reason, details=marks.details(history[key]))
+            for key, reason in retention.expired(history, now).items()
+        ]
 
     def _counts_on(self, plan: Plan) -> list[Unless]:
         one = plan.counts_on

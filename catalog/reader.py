@@ -97,8 +97,15 @@ class StreamReader:
         return rows
 
     def find(self, key: str, *, manifest: bool = True) -> Checkpoint | None:
-        """Return one checkpoint, whatever became of it."""
-        return self.history([key], manifests=manifest).get(key)
+        """Return one checkpoint, whatever became of it.
+
+        Raises:
+            PurgedError: the manifest is wanted, and only a mark still tells that there was such a checkpoint then.
+        """
+        found = self.history([key], manifests=manifest).get(key)
+        if manifest and found and found.live and found.content and found.content.manifest is None:
+            self.refuse_purged_since(key)
+        return found
 
     def latest(self) -> Checkpoint | None:
         """Return the committed checkpoint with the highest key, with its manifest."""
@@ -149,7 +156,7 @@ class StreamReader:
         """
         for _ in range(ROUNDS):
             found = self.require_live(key, self.find(key))
-            self._refuse_purged_since(key)
+            self.refuse_purged_since(key)
             line = [key, *(chains.ancestors(self.history(), key) if found.parent else ())]
             seen = self.history(line, manifests=True) if found.parent else {key: found}
             self.require_live(key, seen.get(key))  # of the same look as the chain: it may have gone since the first
@@ -269,7 +276,7 @@ class StreamReader:
             return ArtifactNotFoundError(where + str(fault), stream=self.label, key=key)
         return CorruptError(where + str(fault), stream=self.label, key=key, missing=isinstance(fault, NoSuchArtifact))
 
-    def _refuse_purged_since(self, key: str) -> None:
+    def refuse_purged_since(self, key: str) -> None:
         """Tell that a checkpoint of an earlier moment was purged since, whether its bytes are swept or not."""
         if isinstance(self.engine, MomentEngine) and (now := self.now(key)) and not now.unpurged:
             raise self.closed(now)

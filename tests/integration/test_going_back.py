@@ -37,6 +37,7 @@ from catalog import (
     retention,
 )
 from catalog.tables.port import Table
+from catalog.testing.harness import FakeClock
 from catalog.testing.native import NativeHarness
 from catalog.verify import Depth, Sample, Verifier
 
@@ -451,6 +452,75 @@ def test_a_version_whose_data_files_are_gone_is_out_of_reach_and_its_time_is_tol
     past = catalog.as_of(timestamp=then.at)
     assert "told by rows" in str(past.moment)
     assert past.store("s").list_ids() == [1, 2, 3, 4, 5]
+
+
+def swept_since(place):
+    """Save ten, purge and sweep them, and return the time when 8, 9, 10 and the pinned 5 were live."""
+    clock = FakeClock(datetime.now(UTC) - timedelta(days=1))  # before any version that the log still has
+    harness = NativeHarness(place, clock, keep_versions=5, maintain_every=0)
+    catalog = harness.catalog
+    store = catalog.store("s", max_retained=3)
+    for number in range(1, 11):
+        store.save_with_state(CheckpointManifest.new(number, epoch=1), b"state")
+        if number == 5:
+            store.pin(5, "audit")
+    harness.clock.advance(timedelta(seconds=1))
+    then = harness.clock()
+    harness.clock.advance(timedelta(hours=3))
+    store.unpin(5)
+    for number in range(11, 40):
+        store.save(CheckpointManifest.new(number, epoch=1))
+    store.cleanup_orphans()
+    harness.clock.advance(timedelta(hours=2))
+    store.save(CheckpointManifest.new(40, epoch=1))
+    store.cleanup_orphans()
+    return harness, catalog, then
+
+
+def test_beyond_the_log_a_moment_has_what_was_purged_and_swept_since(tmp_path):
+    harness, catalog, then = swept_since(tmp_path / "catalog")
+    version = catalog.engine.versions()[-1].number
+    assert {row["change"] for row in harness.checkpoint_rows("s") if int(row["checkpoint_key"]) < 11} == {"purged"}
+    catalog.compact()
+    assert catalog.engine.versions()[0].number > version - 30, "the log was not shortened: nothing was tried"
+    past = catalog.as_of(timestamp=then)
+    assert past.moment.version is None
+    assert past.streams() == ["s"]
+    store = past.store("s")
+    assert store.list_ids() == [5, 8, 9, 10]
+    statuses = {int(key): one.status for key, one in past.histories()["s"].items()}
+    assert {one for one, status in statuses.items() if status == "trashed"} == {1, 2, 3, 4, 6, 7}
+    five = past.histories()["s"][keys.integer_key(5)]
+    assert (five.pin.reason, five.pinned(then)) == ("audit", True)
+    for read in (store.load_latest, lambda: store.load_by_id(8), lambda: store.load_state_data(10)):
+        with pytest.raises(PurgedError, match="was purged at"):
+            read()
+    assert store.load_by_id(7) is None, "it was in the trash"
+    report = past.recover("s")
+    assert (report.chosen_id, [one for one, _ in report.skipped]) == (None, [10, 9, 8, 5])
+    assert past.validate(depth="hashes").results == ()
+    with pytest.raises(PurgedError):
+        past.copy_to(CheckpointCatalog.native(tmp_path / "copy", create=True))
+
+
+def test_a_mark_that_does_not_tell_what_was_there_makes_a_moment_out_of_reach(tmp_path):
+    """As earlier versions of this package wrote them; what was saved after the moment is none of its business."""
+    harness, catalog, then = swept_since(tmp_path / "catalog")
+    catalog.store("other").save(CheckpointManifest.new(1, epoch=1))
+
+    def forget(rows):
+        rows[0]["details"] = json.dumps({**json.loads(rows[0]["details"]), "life": None})
+
+    catalog.compact()
+    harness._change(Table.CHECKPOINTS, "s", keys.integer_key(20), forget)
+    past = catalog.as_of(timestamp=then)
+    assert past.store("s").list_ids() == [5, 8, 9, 10]
+    harness._change(Table.CHECKPOINTS, "s", keys.integer_key(9), forget)
+    with pytest.raises(OutOfReachError, match=r"checkpoint 9 of stream 's' was purged at .* reachable are versions"):
+        past.store("s").list_ids()
+    with pytest.raises(OutOfReachError):
+        past.streams()
+    assert past.store("other").list_ids() == []
 
 
 @pytest.mark.parametrize("depth", ["metadata", "hashes"])
