@@ -690,6 +690,66 @@ def test_a_checkpoint_purged_while_it_is_copied_never_comes_without_its_bytes(ha
     assert copy.validate(depth="hashes").results == ()
 
 
+def copy_beside(catalog, copy, happening):
+    """Copy a catalog, and let something happen after its last bytes are written and before its rows are."""
+    real = copy.engine.insert_unless
+
+    def insert_unless(rows, unless=()):
+        copy.engine.insert_unless = real
+        happening()
+        return real(rows, unless)
+
+    copy.engine.insert_unless = insert_unless
+    return catalog.copy_to(copy)
+
+
+@pytest.fixture
+def copy_harness(harness, tmp_path):
+    """A catalog to copy into, long after what is copied was saved."""
+    return NativeHarness(tmp_path / "copy", FakeClock(harness.clock() + timedelta(days=1)))
+
+
+def test_a_clean_up_beside_a_copy_takes_nothing_of_it(catalog, copy_harness):
+    store, copy = save_v1(catalog, count=3), copy_harness.catalog
+    cleaned = []
+    (done,) = copy_beside(catalog, copy, lambda: cleaned.extend(copy.clean_up()))
+    assert [(one.stream, one.swept.orphans) for one in cleaned] == [("s", 0)]
+    assert done.checkpoints == 3
+    assert copy.store("s").list_ids() == store.list_ids()
+    assert copy.validate(depth="hashes").results == ()
+
+
+def test_a_copy_that_a_clean_up_took_for_given_up_appears_not_at_all(catalog, copy_harness):
+    save_v1(catalog, count=3)
+    copy = copy_harness.catalog
+
+    def later():
+        copy_harness.clock.advance(timedelta(hours=2))
+        copy.store("s").cleanup_orphans()
+
+    with pytest.raises(CheckpointExistsError, match="nothing of it was copied"):
+        copy_beside(catalog, copy, later)
+    assert copy.store("s").list_ids() == []
+    assert copy_harness.artifact_rows("s") == 0
+
+
+def test_a_copy_that_died_goes_on_and_stores_nothing_twice(catalog, copy_harness):
+    save_v1(catalog, count=3)
+    copy = copy_harness.catalog
+
+    def die():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        copy_beside(catalog, copy, die)
+    assert copy.streams() == []
+    assert copy_harness.artifact_rows("s") == 3, "it died before its bytes were there: nothing was tried"
+    (done,) = catalog.copy_to(copy)
+    assert (done.checkpoints, done.bytes) == (3, 3 * 7)
+    assert copy_harness.artifact_rows("s") == 3
+    assert copy.validate(depth="hashes").results == ()
+
+
 def test_corrupt_bytes_are_not_copied_and_nothing_appears(harness, catalog, tmp_path):
     save_v1(catalog, count=2)
     harness.corrupt_state("s", keys.integer_key(2))
