@@ -468,7 +468,8 @@ class CheckpointCatalog:
         reach as far as a timestamp, rows tell what was there then, and `moment` says so.
 
         Raises:
-            OutOfReachError: that version is not there any more, or not yet; it says what is reachable.
+            OutOfReachError: that version is not there any more, or not yet; it says what is reachable. Reading what
+                only rows can tell raises it too, if those of a checkpoint that was purged since do not tell enough.
         """
         found = moment.find(self.engine, version, timestamp, self._clock())
         return CheckpointCatalog(MomentEngine(self.engine, found), clock=lambda: found.at, actor=self._actor)

@@ -29,6 +29,11 @@ class Change(StrEnum):
     ABANDONED = "abandoned"
 
 
+_OF_LIFE = {
+    Change.SAVED, Change.PREPARED, Change.PROMOTED, Change.PINNED, Change.UNPINNED, Change.TRASHED, Change.RESTORED,
+}  # fmt: skip
+
+
 class Status(StrEnum):
     """Where a checkpoint is in its life."""
 
@@ -112,6 +117,8 @@ class Checkpoint:
     """Whether its revisions are 0, 1, 2, … without a hole; nothing of a purged one has to be left."""
     folds: tuple[Revision, ...] = ()
     """The revisions that folded chains of it, oldest first."""
+    life: tuple[Revision, ...] = ()
+    """The revisions that say whether it is seen or held, oldest first: what its purged row keeps of it."""
 
     @property
     def id(self) -> int | str:
@@ -249,7 +256,7 @@ def _folded(row: Revision) -> list[Folded]:
         raise CorruptError(f"{where}: what was folded is unreadable: {error!r}", key=row.checkpoint_key) from error
 
 
-def _pin_name(row: Revision) -> str | None:
+def pin_name(row: Revision) -> str | None:
     """Return the name of the pin that a revision sets or takes back; before pins had names it was the reason."""
     told = json.loads(row.details or "{}").get("pin", row.reason)
     return None if told is None else str(told)
@@ -281,10 +288,10 @@ def _fold_one(key: str, rows: list[Revision]) -> Checkpoint:
             case Change.UPDATED:
                 previous, content = content, row
             case Change.PINNED:
-                pins.pop(_pin_name(row) or "", None)
-                pins[_pin_name(row) or ""] = row
+                pins.pop(pin_name(row) or "", None)
+                pins[pin_name(row) or ""] = row
             case Change.UNPINNED:
-                name = _pin_name(row)
+                name = pin_name(row)
                 pins = {other: pin for other, pin in pins.items() if name not in (None, other)}
             case Change.FOLDED:
                 folds.append(row)
@@ -306,5 +313,6 @@ def _fold_one(key: str, rows: list[Revision]) -> Checkpoint:
         status = Status.COMMITTED if committed else Status.PREPARED
     gapless = purged or [row.revision for row in rows] == list(range(len(rows)))
     return Checkpoint(
-        key, rows[-1], origin, content, status, pins, frozenset(abandoned), trash, previous, gapless, tuple(folds)
-    )
+        key, rows[-1], origin, content, status, pins, frozenset(abandoned), trash, previous, gapless, tuple(folds),
+        life=tuple(row for row in rows if row.change in _OF_LIFE),
+    )  # fmt: skip

@@ -14,9 +14,14 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from catalog import keys
+from catalog import keys, marks
 from catalog.errors import CorruptError, InvalidInputError, OutOfReachError, ReadOnlyError
+from catalog.lifecycle import Change, Revision
 from catalog.tables.port import Condition, Engine, Table, Version
+from catalog.tables.schema import arrow
+
+_TELLING = ("stream", "checkpoint_key", "revision", "change", "format", "at", "reason", "details")
+"""Columns that tell what a purged checkpoint was before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +113,38 @@ class MomentEngine:
             return self.current.scan(table, where, columns, version=version, of_keys_with=of_keys_with)
         if self.moment.version is not None:
             return self.current.scan(table, where, columns, version=self.moment.version, of_keys_with=of_keys_with)
-        rows = self.current.scan(table, where, list(dict.fromkeys([*columns, "at"])), of_keys_with=of_keys_with)
-        return rows.filter(pc.field("at") <= pa.scalar(self.moment.at, rows.schema.field("at").type)).select(columns)
+        # Callers ask by stream and key alone, so the mark of whatever was purged since is among its rows.
+        rows = self.current.scan(table, where, list(dict.fromkeys([*columns, *_TELLING])))
+        later = pc.field("at") > pa.scalar(self.moment.at, rows.schema.field("at").type)
+        then = rows.filter(~later)
+        swept = self._told_by_marks(then, rows.filter(later & (pc.field("change") == Change.PURGED)))
+        seen = then.select(columns)
+        return pa.concat_tables([seen, swept.select(columns).cast(seen.schema)]) if swept.num_rows else seen
+
+    def _told_by_marks(self, then: pa.Table, purged: pa.Table) -> pa.Table:
+        """Return rows of this moment that were swept since, as far as the marks of their purge keep them.
+
+        Raises:
+            OutOfReachError: a mark does not tell enough.
+        """
+        there = set(zip(then["stream"].to_pylist(), then["checkpoint_key"].to_pylist(), strict=True))
+        found = list[Revision]()
+        for row in purged.select(_TELLING).to_pylist():
+            mark = Revision(insert_id="", **row)
+            if (mark.stream, mark.checkpoint_key) in there or (marks.saved_at(mark) or self.moment.at) > self.moment.at:
+                continue
+            if (life := marks.life(mark)) is None:
+                raise self._cannot_tell(mark)
+            found += [one for one in life if one.at <= self.moment.at]
+        return arrow(Table.CHECKPOINTS, (one.row() for one in found))
+
+    def _cannot_tell(self, mark: Revision) -> OutOfReachError:
+        which = f"checkpoint {keys.checkpoint_id(mark.checkpoint_key)} of stream {keys.stream_label(mark.stream)!r}"
+        return OutOfReachError(
+            f"what was there at {self.moment.at} cannot be told: {which} was purged at {keys.time_text(mark.at)}, and "
+            f"all that is left does not say what it was before; {_reach(self.current, self.current.versions())}",
+            timestamp=self.moment.at,
+        )
 
     def versions(self) -> list[Version]:
         """See Engine.versions; up to this moment."""

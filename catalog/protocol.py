@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from catalog import artifacts, chains, keys, lifecycle, retention
+from catalog import artifacts, chains, keys, lifecycle, marks, retention
 from catalog.chunks import Base, Stored, links, totals
 from catalog.cutting import PLAIN, Source, Writing
 from catalog.errors import (
@@ -419,12 +419,25 @@ class Stream(StreamReader):
         raise ConflictError(f"checkpoint {keys.checkpoint_id(key)} changed {ROUNDS} times meanwhile; try again")
 
     def undo_update(self, key: str) -> None:
-        """Make the manifest before the last update the current one again, as the next revision."""
+        """Make the manifest before the last update the current one again, as the next revision.
+
+        Raises:
+            InvalidInputError: it was never updated.
+            ConflictError: it was updated meanwhile; nobody has asked for that update to be taken back.
+        """
+        undone: int | None = None
 
         def decide(checkpoint: Checkpoint) -> dict[str, Any]:
+            nonlocal undone
             before = checkpoint.previous
             if before is None or checkpoint.content is None:
                 raise InvalidInputError(f"checkpoint {checkpoint.id} of stream {self.label!r} was never updated")
+            undone = checkpoint.content.revision if undone is None else undone
+            if checkpoint.content.revision != undone:
+                raise ConflictError(
+                    f"checkpoint {checkpoint.id} of stream {self.label!r} was updated meanwhile, and nothing was taken "
+                    "back: look at it, and try again if that update is the one to undo"
+                )
             told = {name: value for name, value in before.row().items() if name in _TOLD_BY_MANIFEST}
             return {"change": Change.UPDATED, "reason": f"undo of revision {checkpoint.content.revision}", **told}
 
@@ -589,15 +602,10 @@ class Stream(StreamReader):
         ]
 
     def _purge_rows(self, history: History, now: datetime) -> list[Revision]:
-        rows = []
-        for key, reason in retention.expired(history, now).items():
-            one = history[key]
-            kept = {
-                "saved_at": one.origin.at.isoformat() if one.origin else None,
-                "trashed_at": one.trash.at.isoformat() if one.trash else None,
-            }
-            rows.append(self._next(one, change=Change.PURGED, reason=reason, details=json.dumps(kept)))
-        return rows
+        return [
+            self._next(history[key], change=Change.PURGED, reason=reason, details=marks.details(history[key]))
+            for key, reason in retention.expired(history, now).items()
+        ]
 
     def _counts_on(self, plan: Plan) -> list[Unless]:
         one = plan.counts_on

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -120,8 +120,15 @@ class StreamReader:
         return _revisions(rows)
 
     def find(self, key: str, *, manifest: bool = True) -> Checkpoint | None:
-        """Return one checkpoint, whatever became of it."""
-        return self.history([key], manifests=manifest).get(key)
+        """Return one checkpoint, whatever became of it.
+
+        Raises:
+            PurgedError: the manifest is wanted, and only a mark still tells that there was such a checkpoint then.
+        """
+        found = self.history([key], manifests=manifest).get(key)
+        if manifest and found and found.live and found.content and found.content.manifest is None:
+            self.refuse_purged_since(key)
+        return found
 
     def latest(self) -> Checkpoint | None:
         """Return the committed checkpoint with the highest key, with its manifest."""
@@ -200,7 +207,7 @@ class StreamReader:
         """
         for _ in range(ROUNDS):
             found = self.require_live(key, self.find(key))
-            self._refuse_purged_since(key)
+            self.refuse_purged_since(key)
             line = [key, *(chains.ancestors(self.history(), key) if found.parent else ())]
             seen = self.history(line, manifests=True) if found.parent else {key: found}
             self.require_live(key, seen.get(key))  # of the same look as the chain: it may have gone since the first
@@ -263,8 +270,13 @@ class StreamReader:
     ) -> Iterator[tuple[str, artifacts.Rows | None]]:
         """Give the attempt to read, and its first bytes if they are there already; explain what goes wrong then."""
         seen, first_batches = self._look(key, path)
+        if seen is None and isinstance(self.engine, MomentEngine):
+            where = f"stream {self.label!r}, checkpoint {keys.checkpoint_id(key)}: "
+            raise ArtifactNotFoundError(
+                f"{where}artifact {path!r} is missing: there was no such checkpoint then", stream=self.label, key=key
+            )
         if not from_trash:
-            self._refuse_purged_since(key)
+            self.refuse_purged_since(key)
         if seen is not None and not (from_trash and seen.there):
             self.require_live(key, seen)
         attempt = seen.attempt_of(path) if seen and seen.origin else self._staged_attempt(key, path, own_attempt)
@@ -323,10 +335,18 @@ class StreamReader:
         except CorruptError:
             return True  # what it had cannot be told any more
 
-    def _refuse_purged_since(self, key: str) -> None:
+    def refuse_purged_since(self, key: str) -> None:
         """Tell that a checkpoint of an earlier moment was purged since, whether its bytes are swept or not."""
         if isinstance(self.engine, MomentEngine) and (now := self.now(key)) and not now.unpurged:
             raise self.closed(now)
+
+    def named_then(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return chunk rows, at an earlier moment without those that no checkpoint of that moment has."""
+        if not isinstance(self.engine, MomentEngine):
+            return rows
+        then = self.history(sorted({row["checkpoint_key"] for row in rows}))
+        named = {(key, attempt) for key, one in then.items() for attempt in one.attempts}
+        return [row for row in rows if (row["checkpoint_key"], row["attempt"]) in named]
 
     def now(self, key: str, *, manifest: bool = False) -> Checkpoint | None:
         """Return a checkpoint as it is now, whatever moment this stream shows."""

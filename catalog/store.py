@@ -407,6 +407,7 @@ class CheckpointStore:
 
         Raises:
             InvalidInputError: it was never updated.
+            ConflictError: it was updated meanwhile, and nothing was taken back: look again.
         """
         self._stream.undo_update(keys.integer_key(checkpoint_id))
 

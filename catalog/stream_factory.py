@@ -529,7 +529,7 @@ def open_handle(stream: StreamReader, handle: StateHandle, *, through: str | Non
         rows: list[dict[str, Any]] = []
         for where in (Equals("checkpoint_key", through or handle.checkpoint_key), None):
             named = [Equals("path", handle.path), *([where] if where else [])]
-            rows = artifacts.facts(stream.engine, stream.stream, named)
+            rows = stream.named_then(artifacts.facts(stream.engine, stream.stream, named))
             by_attempt: dict[str, list[dict[str, Any]]] = defaultdict(list)
             for row in rows:
                 by_attempt[row["attempt"]].append(row)

@@ -585,6 +585,22 @@ def test_rule_14_two_prunes_never_take_each_others_survivor(world):
     assert world.store.recover_latest_validated().chosen_id == 1
 
 
+def test_undo_takes_back_the_update_that_was_the_last_when_it_looked_and_no_other(world):
+    """The mistake is a's; b commits before the undo does, and nobody would commit b a second time."""
+    world.save(1, sink_commit_statuses={"a": "Pending", "b": "Pending"})
+    stored = world.store.load_by_id(1)
+    mistaken = stored.with_sink_status("a", "Failed", error="by mistake")
+    world.store.update_manifest(mistaken)
+    commit = mistaken.with_sink_status("b", "Committed")
+    world.engine.before["insert_unless"] = lambda: world.store.update_manifest(commit)
+    with pytest.raises(ConflictError, match="was updated meanwhile, and nothing was taken back: look at it"):
+        world.slow_store.undo_update(1)
+    assert world.store.load_by_id(1) == commit
+    world.engine.before["insert_unless"] = lambda: world.store.pin(1, "another change is no reason")
+    world.slow_store.undo_update(1)
+    assert world.store.load_by_id(1) == mistaken
+
+
 def test_auto_prune_rides_in_the_commit_of_the_save_and_respects_a_pin_in_between(world):
     store = world.slow.store(world.name, max_retained=1)
     world.save(1, 2)

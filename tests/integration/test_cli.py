@@ -194,7 +194,7 @@ def test_show_as_json_tells_the_failed_sink_the_parent_and_an_expired_pin(here, 
     sensor = json.loads(here("show", place, "sensor", "7", "--output", "json")[1])
     assert sensor["positions"] == [{"source": "mqtt", "position": None, "offset": "4711"}]
     expired = json.loads(here("show", place, "orders", "2", "--output", "json")[1])
-    assert (expired["pinned"], expired["pin"]["reason"]) == (False, "for a while")
+    assert (expired["pinned"], [one["name"] for one in expired["pins"]]) == (False, ["for a while"])
     assert line_of(here("show", place, "orders", "2")[1], "pinned", "no, expired: until ")
 
 

@@ -14,7 +14,9 @@ import pytest
 from deltalake import DeltaTable
 
 from catalog import (
+    ArtifactNotFoundError,
     CheckpointCatalog,
+    CheckpointedStateScope,
     CheckpointExistsError,
     CheckpointId,
     CheckpointManifest,
@@ -29,6 +31,7 @@ from catalog import (
     PurgedError,
     ReadOnlyError,
     Retention,
+    UnknownHandleError,
     artifact_path,
     keys,
     new_uuid7,
@@ -37,6 +40,7 @@ from catalog import (
 )
 from catalog.protocol import Draft
 from catalog.tables.port import Table
+from catalog.testing.harness import FakeClock
 from catalog.testing.native import NativeHarness
 from catalog.verify import Depth, Sample, Verifier
 
@@ -515,6 +519,75 @@ def test_a_version_whose_data_files_are_gone_is_out_of_reach_and_its_time_is_tol
     assert past.store("s").list_ids() == [1, 2, 3, 4, 5]
 
 
+def swept_since(place):
+    """Save ten, purge and sweep them, and return the time when 8, 9, 10 and the pinned 5 were live."""
+    clock = FakeClock(datetime.now(UTC) - timedelta(days=1))  # before any version that the log still has
+    harness = NativeHarness(place, clock, keep_versions=5, maintain_every=0)
+    catalog = harness.catalog
+    store = catalog.store("s", max_retained=3)
+    for number in range(1, 11):
+        store.save_with_state(CheckpointManifest.new(number, epoch=1), b"state")
+        if number == 5:
+            store.pin(5, "audit")
+    harness.clock.advance(timedelta(seconds=1))
+    then = harness.clock()
+    harness.clock.advance(timedelta(hours=3))
+    store.unpin(5)
+    for number in range(11, 40):
+        store.save(CheckpointManifest.new(number, epoch=1))
+    store.cleanup_orphans()
+    harness.clock.advance(timedelta(hours=2))
+    store.save(CheckpointManifest.new(40, epoch=1))
+    store.cleanup_orphans()
+    return harness, catalog, then
+
+
+def test_beyond_the_log_a_moment_has_what_was_purged_and_swept_since(tmp_path):
+    harness, catalog, then = swept_since(tmp_path / "catalog")
+    version = catalog.engine.versions()[-1].number
+    assert {row["change"] for row in harness.checkpoint_rows("s") if int(row["checkpoint_key"]) < 11} == {"purged"}
+    catalog.compact()
+    assert catalog.engine.versions()[0].number > version - 30, "the log was not shortened: nothing was tried"
+    past = catalog.as_of(timestamp=then)
+    assert past.moment.version is None
+    assert past.streams() == ["s"]
+    store = past.store("s")
+    assert store.list_ids() == [5, 8, 9, 10]
+    statuses = {int(key): one.status for key, one in past.histories()["s"].items()}
+    assert {one for one, status in statuses.items() if status == "trashed"} == {1, 2, 3, 4, 6, 7}
+    five = past.histories()["s"][keys.integer_key(5)]
+    assert (list(five.pins), five.pinned(then)) == (["audit"], True)
+    for read in (store.load_latest, lambda: store.load_by_id(8), lambda: store.load_state_data(10)):
+        with pytest.raises(PurgedError, match="was purged at"):
+            read()
+    assert store.load_by_id(7) is None, "it was in the trash"
+    report = past.recover("s")
+    assert (report.chosen_id, [one for one, _ in report.skipped]) == (None, [10, 9, 8, 5])
+    assert past.validate(depth="hashes").results == ()
+    with pytest.raises(PurgedError):
+        past.copy_to(CheckpointCatalog.native(tmp_path / "copy", create=True))
+
+
+def test_a_mark_that_does_not_tell_what_was_there_makes_a_moment_out_of_reach(tmp_path):
+    """As earlier versions of this package wrote them; what was saved after the moment is none of its business."""
+    harness, catalog, then = swept_since(tmp_path / "catalog")
+    catalog.store("other").save(CheckpointManifest.new(1, epoch=1))
+
+    def forget(rows):
+        rows[0]["details"] = json.dumps({**json.loads(rows[0]["details"]), "life": None})
+
+    catalog.compact()
+    harness._change(Table.CHECKPOINTS, "s", keys.integer_key(20), forget)
+    past = catalog.as_of(timestamp=then)
+    assert past.store("s").list_ids() == [5, 8, 9, 10]
+    harness._change(Table.CHECKPOINTS, "s", keys.integer_key(9), forget)
+    with pytest.raises(OutOfReachError, match=r"checkpoint 9 of stream 's' was purged at .* reachable are versions"):
+        past.store("s").list_ids()
+    with pytest.raises(OutOfReachError):
+        past.streams()
+    assert past.store("other").list_ids() == []
+
+
 @pytest.mark.parametrize("depth", ["metadata", "hashes"])
 def test_validation_of_a_moment_calls_nothing_broken_that_was_purged_since(harness, catalog, depth):
     store = save_v1(catalog, count=3)
@@ -546,6 +619,52 @@ def test_what_was_purged_since_is_told_as_such_though_its_bytes_are_there(harnes
     with pytest.raises(PurgedError, match="was purged at"):
         past.load_state_data(1)
     assert past.load_state_data(2) == b"state 2"
+
+
+def test_what_is_staged_at_a_moment_without_a_checkpoint_of_it_is_not_seen(catalog):
+    store = save_v1(catalog, count=1)
+    ids = save_v2(catalog, deltas=0)
+    store.save_state_data(2, b"staged")
+    version = catalog.engine.versions()[-1].number
+    store.save_with_state(CheckpointManifest.new(3, epoch=3), b"three")
+    factory = store.stream_factory(4, threshold=0)
+    with factory.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED) as stream:
+        stream.write(b"four")
+        handle = stream.close_and_get_handle()
+    store.save_with_handles(CheckpointManifest.new(4, epoch=4, operator_handles={"op": {"state": handle}}), factory)
+    later = save_v2(catalog, deltas=0)
+    catalog = catalog.as_of(version=version)
+    store = catalog.store("s")
+    assert store.list_ids() == [1]
+    assert store.load_state_data(1) == b"state 1"
+    assert [store.load_state_data(one) for one in (2, 3)] == [None, None]
+    with pytest.raises(ArtifactNotFoundError, match="there was no such checkpoint then"):
+        list(store.iter_state_data(3))
+    checkpointer = catalog.checkpointer("v2")
+    assert asyncio.run(checkpointer.load_artifact(artifact_path(ids[0], "a/b", 0, delta=False))) == b"everything"
+    with pytest.raises(ArtifactNotFoundError):
+        asyncio.run(checkpointer.load_artifact(artifact_path(later[0], "a/b", 0, delta=False)))
+    with pytest.raises(UnknownHandleError, match="is not known"):
+        store.open_handle(handle)
+
+
+def test_a_handle_of_a_moment_opens_there_though_its_creator_is_gone(harness, catalog):
+    store = catalog.store("s")
+    factory = store.stream_factory(1, threshold=0)
+    with factory.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED) as stream:
+        stream.write(b"shared")
+        handle = stream.close_and_get_handle()
+    handles = {"op": {"state": handle}}
+    store.save_with_handles(CheckpointManifest.new(1, epoch=1, operator_handles=handles), factory)
+    factory = store.stream_factory(2)
+    factory.reuse_previous_state_handle([handle])
+    store.save_with_handles(CheckpointManifest.new(2, epoch=2, operator_handles=handles), factory)
+    store.prune(1, undo_for=timedelta(0))
+    harness.clock.advance(timedelta(minutes=6))
+    store.cleanup_orphans(timedelta(0))
+    assert [row["revision"] for row in harness.checkpoint_rows("s")] == [2, 0], "nothing was swept"
+    past = catalog.as_of(version=catalog.engine.versions()[-1].number).store("s")
+    assert past.open_handle(handle).read() == b"shared"
 
 
 def test_a_moment_stays_the_same_while_others_save_and_prune(tmp_path):
@@ -633,6 +752,66 @@ def test_a_checkpoint_purged_while_it_is_copied_never_comes_without_its_bytes(ha
     copy = CheckpointCatalog.native(tmp_path / "copy", create=True)
     with contextlib.suppress(PurgedError):
         catalog.copy_to(copy)
+    assert copy.validate(depth="hashes").results == ()
+
+
+def copy_beside(catalog, copy, happening):
+    """Copy a catalog, and let something happen after its last bytes are written and before its rows are."""
+    real = copy.engine.insert_unless
+
+    def insert_unless(rows, unless=()):
+        copy.engine.insert_unless = real
+        happening()
+        return real(rows, unless)
+
+    copy.engine.insert_unless = insert_unless
+    return catalog.copy_to(copy)
+
+
+@pytest.fixture
+def copy_harness(harness, tmp_path):
+    """A catalog to copy into, long after what is copied was saved."""
+    return NativeHarness(tmp_path / "copy", FakeClock(harness.clock() + timedelta(days=1)))
+
+
+def test_a_clean_up_beside_a_copy_takes_nothing_of_it(catalog, copy_harness):
+    store, copy = save_v1(catalog, count=3), copy_harness.catalog
+    cleaned = []
+    (done,) = copy_beside(catalog, copy, lambda: cleaned.extend(copy.clean_up()))
+    assert [(one.stream, one.swept.orphans) for one in cleaned] == [("s", 0)]
+    assert done.checkpoints == 3
+    assert copy.store("s").list_ids() == store.list_ids()
+    assert copy.validate(depth="hashes").results == ()
+
+
+def test_a_copy_that_a_clean_up_took_for_given_up_appears_not_at_all(catalog, copy_harness):
+    save_v1(catalog, count=3)
+    copy = copy_harness.catalog
+
+    def later():
+        copy_harness.clock.advance(timedelta(hours=2))
+        copy.store("s").cleanup_orphans()
+
+    with pytest.raises(CheckpointExistsError, match="nothing of it was copied"):
+        copy_beside(catalog, copy, later)
+    assert copy.store("s").list_ids() == []
+    assert copy_harness.artifact_rows("s") == 0
+
+
+def test_a_copy_that_died_goes_on_and_stores_nothing_twice(catalog, copy_harness):
+    save_v1(catalog, count=3)
+    copy = copy_harness.catalog
+
+    def die():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        copy_beside(catalog, copy, die)
+    assert copy.streams() == []
+    assert copy_harness.artifact_rows("s") == 3, "it died before its bytes were there: nothing was tried"
+    (done,) = catalog.copy_to(copy)
+    assert (done.checkpoints, done.bytes) == (3, 3 * 7)
+    assert copy_harness.artifact_rows("s") == 3
     assert copy.validate(depth="hashes").results == ()
 
 
