@@ -39,7 +39,9 @@ parsed AS (
        sink_commit_statuses MAP<STRING, STRING>, vnode_count INT, state_checksum STRING, state_b64 STRING,
        operator_states MAP<STRING, STRUCT<state_b64: STRING, external: BOOLEAN>>,
        operators MAP<STRING, STRUCT<partitions: ARRAY<STRUCT<path: STRING, size_bytes: DECIMAL(20,0), sha256: STRING>>>>,
-       operator_handles MAP<STRING, MAP<STRING, STRUCT<kind: STRING, path: STRING, size_bytes: DECIMAL(20,0), sha256: STRING>>>'
+       operator_handles MAP<STRING, MAP<STRING, STRUCT<kind: STRING, path: STRING, size_bytes: DECIMAL(20,0), sha256: STRING>>>',
+      -- Inline state is one text; without this one above 20,000,000 characters is no JSON.
+      map('maxStringLen', '2147483647')
     ) AS f,
     c.artifact_count,
     max(IF(c.is_latest, c.vnode_count, NULL)) OVER (PARTITION BY c.stream) AS expected_vnodes,

@@ -8,6 +8,7 @@ import pytest
 from catalog import (
     CheckpointCatalog,
     InvalidInputError,
+    OperatorCheckpoint,
     OutOfReachError,
     ReadOnlyError,
     SessionError,
@@ -211,6 +212,82 @@ def test_a_moment_has_its_own_stores_and_views(spark, tmp_path):
         catalog.as_of(version=99)
     with pytest.raises(ReadOnlyError):
         past.store("s").save(v1(3))
+
+
+def test_the_views_of_a_moment_show_that_moment_whatever_was_done_since(spark, tmp_path):
+    world = World(tmp_path / "catalog")
+    harness, beside = world.harness, world.catalog
+    store = world.save("s", 1, 2, 3)
+    first = world.snapshot("v2")
+    second = world.snapshot("v2", b"more", parent=first)
+    beside.validate(["s"])
+    verified = harness.clock()
+    harness.clock.advance(timedelta(minutes=1))  # ahead of the clock of the commit: what counts is who names it
+    world.save("s", 4)
+    version = beside.engine.versions()[-1].number
+    harness.clock.advance(timedelta(minutes=1))
+    world.save("s", 5)
+    world.save("later", 1)
+    beside.store("staged").save_state_data(1, b"bytes")
+    beside.validate()
+    assert len(beside.fold_chains(["v2"], folders={"count": READY["append-log"]}, min_links=2).folded) == 1
+    for stream, key in (("s", keys.integer_key(1)), ("v2", first)):
+        rows = beside.stream(stream)
+        rows.trash(lambda history, now, key=key: retention.drop(history, [key], "test", now), timedelta(0))
+    harness.clock.advance(timedelta(minutes=6))
+    assert [one.swept.purged for one in beside.clean_up(["s", "v2"])] == [1, 1]
+    assert store.list_ids() == [2, 3, 4, 5]
+
+    past = CheckpointCatalog.for_path(spark, tmp_path / "catalog").as_of(version=version)
+
+    def shown(name, *columns):
+        return sorted((tuple(row) for row in past.view(name).select(*columns).collect()), key=str)
+
+    assert shown("validation_issues", "stream", "rule") == []
+    assert shown("recovery_candidates", "checkpoint_id", "eligible", "reason", "recovery_rank") == sorted(
+        [
+            ("1", False, "it was purged since", None),
+            *((str(one), True, recovery_reason(rank), rank + 1) for rank, one in enumerate((4, 3, 2))),
+            (first, False, "it was purged since", None),
+            (second, True, recovery_reason(0), 1),
+        ],
+        key=str,
+    )
+    assert (past.recover("s").chosen_id, past.recover("v2").chosen_id) == (4, second)
+    assert shown("stream_health", "stream", "committed", "faults") == [("s", 4, 0), ("v2", 2, 0)]
+    assert {at and at.astimezone(UTC) for (at,) in shown("checkpoint_list", "last_verified_at")} == {None, verified}
+    kept = shown("artifact_inventory", "stream", "checkpoint_id", "folded")
+    assert kept == [("s", one, False) for one in "234"] + [("v2", second, False), ("v2", second, True)]
+    assert {stream for (stream,) in shown("checkpoint_events", "stream")} == {"s", "v2"}
+    with pytest.raises(InvalidInputError, match="orphan_artifacts tells what is now, not what was at version"):
+        past.view("orphan_artifacts")
+    names = past.deploy_views(prefix="then_")
+    told_by_rows = MomentEngine(past.engine.current, Moment(verified, None))
+    assert CheckpointCatalog(told_by_rows).store("s").list_ids() == [1, 2, 3]
+    assert set(views.VIEWS) - {name.strip("`").removeprefix("then_") for name in names} == {"orphan_artifacts"}
+
+
+def recovery_reason(newer):
+    return f"recovery would choose it if {newer} newer were bad" if newer else "recovery would choose it"
+
+
+@pytest.mark.parametrize("name", views.VIEWS)
+def test_no_view_breaks_on_what_is_broken(spark, planted, name):
+    """All of it is read, whatever is wrong in some stream; a manifest that is no JSON among it."""
+    assert planted.expected["manifest_unreadable", "1"] == {"manifest_unreadable"}
+    assert len(spark.table(name).collect()) > 0
+
+
+def test_inline_state_may_be_longer_than_sparks_json_takes_by_itself(spark, tmp_path):
+    world = World(tmp_path / "catalog")
+    state = OperatorCheckpoint.from_bytes(b"x" * 15_100_000, threshold=16 << 20)
+    assert len(state.state_b64) > 20_000_000
+    world.catalog.store("s").save(v1(1, operator_states={"op": state}))
+    catalog = CheckpointCatalog.for_path(spark, tmp_path / "catalog")
+    assert catalog.view("validation_issues").collect() == []
+    assert [row["eligible"] for row in catalog.view("recovery_candidates").collect()] == [True]
+    (told,) = catalog.view("checkpoint_manifests").select("readable", "manifest").collect()
+    assert tuple(told) == (False, None)
 
 
 def test_a_verified_checkpoint_says_when_and_how(sql, planted):
