@@ -22,6 +22,7 @@ VIEWS = (
     "source_positions",
     "sink_statuses",
     "attempt_artifacts",
+    "kept_checkpoints",
     "artifact_inventory",
     "checkpoint_growth",
     "delta_chains",

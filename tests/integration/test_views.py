@@ -14,12 +14,17 @@ from catalog import (
     SessionError,
     keys,
     recovery,
+    retention,
     views,
 )
+from catalog.folders import READY
+from catalog.moment import Moment, MomentEngine
+from catalog.sweep import SweepReport, sweep
 from catalog.tables.port import Table
+from catalog.testing.harness import FakeClock
 from catalog.validation import INTEGRITY, RULES
 from catalog.verify import Depth
-from tests.planted import Planted, v1
+from tests.planted import Planted, World, v1
 
 BY_API_ONLY = {"manifest_missing", "state_unreadable"}
 
@@ -36,7 +41,32 @@ def planted(tmp_path_factory):
     world.catalog.store("").save(v1(1))
     world.catalog.store("it's `a` %/{x} 🚀").save(v1(1))
     world.catalog.store("only staged").save_state_data(1, b"bytes")
+    purge_under_a_child(world, "purged parent")
     return world
+
+
+def purge_under_a_child(world, stream):
+    """Purge a checkpoint just when another comes to stand on it: the purge has read before, and commits after."""
+    clock = FakeClock(datetime.now(UTC) - timedelta(minutes=30))
+    beside = copy.copy(world)
+    beside.catalog = CheckpointCatalog.native(world.place, clock=clock)
+    parent, rows = beside.snapshot(stream), beside.catalog.stream(stream)
+    engine, marks = rows.engine, []
+    real = engine.insert_unless
+
+    def insert_unless(draft, unless=()):
+        engine.insert_unless = real
+        rows.trash(lambda history, now: retention.drop(history, [parent], "test", now), timedelta(0))
+        clock.advance(timedelta(minutes=6))
+        marks.extend(rows._purge_rows(rows.history(), clock()))
+        return real(draft, unless)
+
+    engine.insert_unless = insert_unless
+    child = beside.snapshot(stream, b"more", parent=parent)
+    rows.insert(marks)
+    assert [one.status for one in rows.history().values()] == ["purged", "committed"]
+    assert sweep(rows, timedelta(0)) == SweepReport(0, 0, 0)
+    assert world.catalog.recover(stream).chosen_id == child
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +188,15 @@ def test_chains_and_growth_and_the_inventory(sql):
     assert grown == [("1", None, None), ("2", "1", 0)]
     kept = sql("SELECT path, kind, bytes, chunks, complete FROM artifact_inventory WHERE stream = 'life' LIMIT 1")
     assert kept == [("state.bin", "state", 5, 1, True)]
+
+
+def test_a_parent_that_was_purged_under_its_child_is_whole_and_no_garbage(sql):
+    of_stream = "WHERE stream = 'purged parent'"
+    assert sql(f"SELECT depth, whole, bytes_to_read FROM delta_chains {of_stream}") == [(2, True, 14)]
+    assert sql(f"SELECT status FROM artifact_inventory {of_stream} ORDER BY 1") == [("committed",), ("purged",)]
+    assert sql(f"SELECT rule FROM validation_issues {of_stream}") == []
+    assert sql(f"SELECT eligible FROM recovery_candidates {of_stream}") == [(True,)]
+    assert sql(f"SELECT * FROM orphan_artifacts {of_stream}") == []
 
 
 def test_the_trash_and_the_orphans_and_the_history(sql):
