@@ -56,7 +56,7 @@ parsed AS (
   FROM {all_checkpoints} c
   LEFT JOIN kept k ON k.stream = c.stream AND k.checkpoint_key = c.checkpoint_key
   LEFT JOIN lost l ON l.stream = c.stream AND l.checkpoint_key = c.checkpoint_key AND l.attempt = c.attempt
-  WHERE c.status IN ('committed', 'prepared')
+  WHERE c.status IN ('committed', 'prepared') AND NOT c.purged_since
 ),
 -- Inline states by operator name, as the checksum of seed 004 covers them; and the artifacts that a manifest lists.
 unfolded AS (

@@ -1,7 +1,9 @@
 """The SQL views: what is there, what is wrong, what would be recovered; on one catalog with every fault planted."""
 
+import copy
 import json
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
