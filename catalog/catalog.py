@@ -280,38 +280,41 @@ class CheckpointCatalog:
 
     def table(self, table: Table) -> "DataFrame":
         """Return one of the tables as a DataFrame, `checkpoints` as of this catalog's moment."""
-        sql, relation = self._sql()
+        sql, relation, _ = self._sql()
         return sql(f"SELECT * FROM {relation(table)}")
 
     def view(self, name: str) -> "DataFrame":
         """Return one of the views of sql/views as a DataFrame, whether it is deployed or not.
 
         Args:
-            name: one of `catalog.views.VIEWS`.
+            name: one of `catalog.views.VIEWS`; at an earlier moment not one of `catalog.views.OF_THE_PRESENT`.
         """
         if name not in views.VIEWS:
             raise InvalidInputError(f"there is no view {name!r}: choose one of {', '.join(views.VIEWS)}")
-        sql, relation = self._sql()
-        return sql(views.query(name, relation))
+        sql, relation, earlier = self._sql()
+        if earlier and name in views.OF_THE_PRESENT:
+            raise InvalidInputError(f"{name} tells what is now, not what was at {self.moment}: ask the catalog itself")
+        return sql(views.query(name, earlier.table if earlier else relation, earlier))
 
     def deploy_views(self, prefix: str = "") -> list[str]:
         """Make the views, or make them anew, and return their names as SQL takes them.
 
         They are persistent in the catalog's schema; a catalog by path has no schema, and gets temporary views of the
-        session.
+        session. At an earlier moment they leave out those of `catalog.views.OF_THE_PRESENT`.
 
         Args:
             prefix: is put before every name, for several catalogs in one session.
         """
-        sql, relation = self._sql()
-        schema = () if self.moment else self.engine.place.schema
-        names = {name: TableName((*schema, prefix + name)) for name in views.VIEWS}
+        sql, relation, earlier = self._sql()
+        schema = () if earlier else self.engine.place.schema
+        wanted = [name for name in views.VIEWS if not (earlier and name in views.OF_THE_PRESENT)]
+        names = {name: TableName((*schema, prefix + name)) for name in wanted}
 
         def over(name: str) -> str:
-            return names[name].sql if name in names else relation(Table(name))
+            return names[name].sql if name in names else (earlier.table if earlier else relation)(Table(name))
 
-        for name in views.VIEWS:
-            sql(views.create_statement(name, names[name], over, temporary=not schema))
+        for name in wanted:
+            sql(views.create_statement(name, names[name], over, temporary=not schema, earlier=earlier))
         return [name.sql for name in names.values()]
 
     def validate(
@@ -684,8 +687,8 @@ class CheckpointCatalog:
         """Return the rows of a stream of some format, or of any, and the protocol's steps on them."""
         return Stream(self.engine, name, format, clock=self._clock, actor=self._actor, gone_back=self._gone_back)
 
-    def _sql(self) -> tuple[Callable[[str], "DataFrame"], Callable[[Table], str]]:
-        """Return what runs a statement, and how tables are named in it, at this catalog's moment."""
+    def _sql(self) -> tuple[Callable[[str], "DataFrame"], views.Naming, views.Earlier | None]:
+        """Return what runs a statement, how tables are named in it, and how views show this moment if it is one."""
         engine: Any = self.engine.current if isinstance(self.engine, MomentEngine) else self.engine
         sql = getattr(engine, "sql", None)
         if sql is None:
@@ -698,7 +701,10 @@ class CheckpointCatalog:
             named: str = engine.relation(table, at.version if at and table is Table.CHECKPOINTS else None)
             return named
 
-        return sql, relation
+        if at is None:
+            return sql, relation, None
+        saved = self.engine.scan(Table.CHECKPOINTS, [], ["at"])["at"].to_pylist()
+        return sql, relation, views.Earlier(max([at.at, *saved]), relation, engine.relation)
 
 
 def _offset(value: tuple[str, int] | tuple[str, str, int]) -> tuple[str, str | None, int]:

@@ -63,7 +63,8 @@ class OperatorCheckpoint(StoredJson):
 
         Args:
             state: the operator's bytes; external ones are the caller's to put into the state artifact.
-            threshold: largest state that rides inline, inclusive; 0 to 64 MiB.
+            threshold: largest state that rides inline, inclusive; 0 to 64 MiB. Above 14 MiB the SQL views that take
+                manifests apart show nothing of such a checkpoint.
             offset: where an external state begins in the state artifact.
         """
         if not isinstance(state, bytes | bytearray | memoryview):

@@ -46,28 +46,19 @@ def plant_marks(catalog, stream, numbers, **told):
     catalog.engine.append(Table.CHECKPOINTS, [arrow(Table.CHECKPOINTS, rows)])
 
 
-class Planted:
-    """The catalog, and which rules each checkpoint breaks: {(stream, id): {rule, …}}."""
+class World:
+    """A new catalog, and what it takes to fill it."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
         self.harness = NativeHarness(place, maintain_every=0)
         self.catalog = self.harness.catalog
-        self.expected: dict[tuple[str, str], set[str]] = {}
-        for name, plant in sorted(vars(type(self)).items()):
-            if name.startswith("plant_"):
-                plant(self, name.removeprefix("plant_"))
-
-    # -- tools -----------------------------------------------------------------------------------------------------
 
     def save(self, stream, *numbers, state=b"state", **fields):
         store = self.catalog.store(stream)
         for number in numbers:
             store.save_with_state(v1(number, **fields), state)
         return store
-
-    def breaks(self, stream, id, *rules):
-        self.expected[stream, str(id)] = set(rules)
 
     def rewrite(self, stream, key, **fields):
         """Add an updated revision whose manifest has other fields, with a right hash, as no store would."""
@@ -121,7 +112,19 @@ class Planted:
             store.save_with_handles(v1(number, operator_handles={"op": handles}, **fields), factory)
         return handles
 
-    # -- one fault each --------------------------------------------------------------------------------------------
+
+class Planted(World):
+    """The catalog, and which rules each checkpoint breaks: {(stream, id): {rule, …}}."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(place)
+        self.expected: dict[tuple[str, str], set[str]] = {}
+        for name, plant in sorted(vars(type(self)).items()):
+            if name.startswith("plant_"):
+                plant(self, name.removeprefix("plant_"))
+
+    def breaks(self, stream, id, *rules):
+        self.expected[stream, str(id)] = set(rules)
 
     def plant_good(self, stream):
         self.save(stream, 1, 2, source_offsets={"kafka": CONNECTOR}, sink_commit_statuses={"w": "Committed"})

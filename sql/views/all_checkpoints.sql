@@ -45,6 +45,7 @@
 --   content_sha256: SHA-256 of the manifest as it was saved and of its artifacts' paths and hashes
 --   details: further facts of the save, as JSON text
 --   folds: what its chains were folded into
+--   purged_since: whether it was purged after the moment that is looked at; never true of the present
 WITH folded AS (
   SELECT
     stream,
@@ -159,5 +160,6 @@ SELECT
   first_manifest_text,
   origin.content_sha256 AS content_sha256,
   origin.details AS details,
-  flatten(transform(foldings, f -> coalesce(f.folds, array()))) AS folds
+  flatten(transform(foldings, f -> coalesce(f.folds, array()))) AS folds,
+  FALSE AS purged_since
 FROM judged

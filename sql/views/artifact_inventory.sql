@@ -1,10 +1,10 @@
--- Grain: one row per artifact of a checkpoint whose bytes are kept: live, or in the trash.
--- Sources: all_checkpoints, attempt_artifacts. Run by: people, other views.
+-- Grain: one row per artifact of a checkpoint whose bytes are kept: live, in the trash, or purged and still needed.
+-- Sources: kept_checkpoints, attempt_artifacts. Run by: people, other views.
 -- Columns:
 --   stream: the producer
 --   checkpoint_id: the id as people see it, an integer or a UUIDv7
 --   checkpoint_key: the id as text that sorts by age
---   status: committed, prepared or trashed
+--   status: committed, prepared or trashed; or purged, just when the deltas of another came to stand on it
 --   path: the artifact's name within its checkpoint
 --   kind: snapshot (complete), delta (relative to the parent), state (sidecar) or source (an imported manifest's own text)
 --   operator: the operator whose state it is, NULL for a sidecar
@@ -36,8 +36,7 @@ SELECT
   a.sha256,
   a.staged_at,
   a.attempt <> c.attempt AS folded
-FROM {all_checkpoints} c
+FROM {kept_checkpoints} c
 JOIN {attempt_artifacts} a
   ON a.stream = c.stream AND a.checkpoint_key = c.checkpoint_key
   AND (a.attempt = c.attempt OR array_contains(c.fold_attempts, a.attempt))
-WHERE c.status IN ('committed', 'prepared', 'trashed')

@@ -6,8 +6,8 @@
 --   checkpoint_key: the id as text that sorts by age
 --   format: manifest-v1, manifest-v2 or state-v1
 --   updated_at: when this content was written
---   readable: whether the text is what was saved, and is JSON
---   manifest: the content as VARIANT, so that manifest:source_offsets.kafka reaches into it; NULL if it is not JSON
+--   readable: whether the text is what was saved, and can be taken apart here
+--   manifest: the content as VARIANT, so that manifest:source_offsets.kafka reaches into it; NULL if it is not JSON, or has a text of more than 20,000,000 characters
 --   manifest_text: the text as it is stored
 SELECT
   stream,

@@ -1,5 +1,5 @@
--- Grain: one row per attempt whose bytes no live or trashed checkpoint needs.
--- Sources: artifacts (without the bytes), all_checkpoints, checkpoints. Run by: people who look for space.
+-- Grain: one row per attempt whose bytes no live or trashed checkpoint needs, as things are now.
+-- Sources: artifacts (without the bytes), all_checkpoints, kept_checkpoints, checkpoints. Run by: people who look for space.
 -- Columns:
 --   stream: the producer
 --   checkpoint_id: the id that it was written for
@@ -21,11 +21,9 @@ WITH attempts AS (
   FROM {artifacts}
   GROUP BY stream, checkpoint_key, attempt
 ),
--- A parent's rows stay readable for the deltas of its children, so it is never purged before them.
 named AS (
   SELECT stream, checkpoint_key, explode(concat(array(attempt), fold_attempts)) AS attempt
-  FROM {all_checkpoints}
-  WHERE status IN ('committed', 'prepared', 'trashed')
+  FROM {kept_checkpoints}
 ),
 needed AS (
   SELECT stream, checkpoint_key, attempt FROM named

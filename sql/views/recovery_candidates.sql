@@ -25,6 +25,7 @@ judged AS (
     c.saved_at,
     c.age_seconds,
     CASE
+      WHEN c.purged_since THEN 'it was purged since'
       WHEN c.status = 'prepared' AND get_json_object(c.details, '$.source.fault') IS NOT NULL
         THEN 'it was imported as corrupt: ' || get_json_object(c.details, '$.source.fault')
       WHEN c.status <> 'committed' THEN 'it is ' || c.status

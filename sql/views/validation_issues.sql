@@ -39,7 +39,9 @@ parsed AS (
        sink_commit_statuses MAP<STRING, STRING>, vnode_count INT, state_checksum STRING, state_b64 STRING,
        operator_states MAP<STRING, STRUCT<state_b64: STRING, external: BOOLEAN>>,
        operators MAP<STRING, STRUCT<partitions: ARRAY<STRUCT<path: STRING, size_bytes: DECIMAL(20,0), sha256: STRING>>>>,
-       operator_handles MAP<STRING, MAP<STRING, STRUCT<kind: STRING, path: STRING, size_bytes: DECIMAL(20,0), sha256: STRING, state_b64: STRING>>>'
+       operator_handles MAP<STRING, MAP<STRING, STRUCT<kind: STRING, path: STRING, size_bytes: DECIMAL(20,0), sha256: STRING, state_b64: STRING>>>',
+      -- Inline state is one text; without this one above 20,000,000 characters is no JSON.
+      map('maxStringLen', '2147483647')
     ) AS f,
     c.artifact_count,
     max(IF(c.is_latest, c.vnode_count, NULL)) OVER (PARTITION BY c.stream) AS expected_vnodes,
@@ -54,7 +56,7 @@ parsed AS (
   FROM {all_checkpoints} c
   LEFT JOIN kept k ON k.stream = c.stream AND k.checkpoint_key = c.checkpoint_key
   LEFT JOIN lost l ON l.stream = c.stream AND l.checkpoint_key = c.checkpoint_key AND l.attempt = c.attempt
-  WHERE c.status IN ('committed', 'prepared')
+  WHERE c.status IN ('committed', 'prepared') AND NOT c.purged_since
 ),
 -- Inline states by operator name, as the checksum of seed 004 covers them; and the artifacts that a manifest lists.
 unfolded AS (

@@ -1,24 +1,32 @@
 """The SQL views: what is there, what is wrong, what would be recovered; on one catalog with every fault planted."""
 
+import copy
 import json
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from catalog import (
     CheckpointCatalog,
     InvalidInputError,
+    OperatorCheckpoint,
     OutOfReachError,
     ReadOnlyError,
     SessionError,
     keys,
     recovery,
+    retention,
     views,
 )
+from catalog.folders import READY
+from catalog.moment import Moment, MomentEngine
+from catalog.sweep import SweepReport, sweep
 from catalog.tables.port import Table
+from catalog.testing.harness import FakeClock
 from catalog.validation import INTEGRITY, RULES
 from catalog.verify import Depth
-from tests.planted import Planted, v1
+from tests.planted import Planted, World, v1
 
 BY_API_ONLY = {"manifest_missing", "state_unreadable"}
 
@@ -35,7 +43,32 @@ def planted(tmp_path_factory):
     world.catalog.store("").save(v1(1))
     world.catalog.store("it's `a` %/{x} 🚀").save(v1(1))
     world.catalog.store("only staged").save_state_data(1, b"bytes")
+    purge_under_a_child(world, "purged parent")
     return world
+
+
+def purge_under_a_child(world, stream):
+    """Purge a checkpoint just when another comes to stand on it: the purge has read before, and commits after."""
+    clock = FakeClock(datetime.now(UTC) - timedelta(minutes=30))
+    beside = copy.copy(world)
+    beside.catalog = CheckpointCatalog.native(world.place, clock=clock)
+    parent, rows = beside.snapshot(stream), beside.catalog.stream(stream)
+    engine, marks = rows.engine, []
+    real = engine.insert_unless
+
+    def insert_unless(draft, unless=()):
+        engine.insert_unless = real
+        rows.trash(lambda history, now: retention.drop(history, [parent], "test", now), timedelta(0))
+        clock.advance(timedelta(minutes=6))
+        marks.extend(rows._purge_rows(rows.history(), clock()))
+        return real(draft, unless)
+
+    engine.insert_unless = insert_unless
+    child = beside.snapshot(stream, b"more", parent=parent)
+    rows.insert(marks)
+    assert [one.status for one in rows.history().values()] == ["purged", "committed"]
+    assert sweep(rows, timedelta(0)) == SweepReport(0, 0, 0)
+    assert world.catalog.recover(stream).chosen_id == child
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +192,15 @@ def test_chains_and_growth_and_the_inventory(sql):
     assert kept == [("state.bin", "state", 5, 1, True)]
 
 
+def test_a_parent_that_was_purged_under_its_child_is_whole_and_no_garbage(sql):
+    of_stream = "WHERE stream = 'purged parent'"
+    assert sql(f"SELECT depth, whole, bytes_to_read FROM delta_chains {of_stream}") == [(2, True, 14)]
+    assert sql(f"SELECT status FROM artifact_inventory {of_stream} ORDER BY 1") == [("committed",), ("purged",)]
+    assert sql(f"SELECT rule FROM validation_issues {of_stream}") == []
+    assert sql(f"SELECT eligible FROM recovery_candidates {of_stream}") == [(True,)]
+    assert sql(f"SELECT * FROM orphan_artifacts {of_stream}") == []
+
+
 def test_the_trash_and_the_orphans_and_the_history(sql):
     trashed = sql("SELECT checkpoint_id, reason, undoable FROM trashed_checkpoints WHERE stream = 'life'")
     assert trashed == [("1", "not one of the newest 3", True)]
@@ -211,6 +253,82 @@ def test_a_moment_has_its_own_stores_and_views(spark, tmp_path):
         catalog.as_of(version=99)
     with pytest.raises(ReadOnlyError):
         past.store("s").save(v1(3))
+
+
+def test_the_views_of_a_moment_show_that_moment_whatever_was_done_since(spark, tmp_path):
+    world = World(tmp_path / "catalog")
+    harness, beside = world.harness, world.catalog
+    store = world.save("s", 1, 2, 3)
+    first = world.snapshot("v2")
+    second = world.snapshot("v2", b"more", parent=first)
+    beside.validate(["s"])
+    verified = harness.clock()
+    harness.clock.advance(timedelta(minutes=1))  # ahead of the clock of the commit: what counts is who names it
+    world.save("s", 4)
+    version = beside.engine.versions()[-1].number
+    harness.clock.advance(timedelta(minutes=1))
+    world.save("s", 5)
+    world.save("later", 1)
+    beside.store("staged").save_state_data(1, b"bytes")
+    beside.validate()
+    assert len(beside.fold_chains(["v2"], folders={"count": READY["append-log"]}, min_links=2).folded) == 1
+    for stream, key in (("s", keys.integer_key(1)), ("v2", first)):
+        rows = beside.stream(stream)
+        rows.trash(lambda history, now, key=key: retention.drop(history, [key], "test", now), timedelta(0))
+    harness.clock.advance(timedelta(minutes=6))
+    assert [one.swept.purged for one in beside.clean_up(["s", "v2"])] == [1, 1]
+    assert store.list_ids() == [2, 3, 4, 5]
+
+    past = CheckpointCatalog.for_path(spark, tmp_path / "catalog").as_of(version=version)
+
+    def shown(name, *columns):
+        return sorted((tuple(row) for row in past.view(name).select(*columns).collect()), key=str)
+
+    assert shown("validation_issues", "stream", "rule") == []
+    assert shown("recovery_candidates", "checkpoint_id", "eligible", "reason", "recovery_rank") == sorted(
+        [
+            ("1", False, "it was purged since", None),
+            *((str(one), True, recovery_reason(rank), rank + 1) for rank, one in enumerate((4, 3, 2))),
+            (first, False, "it was purged since", None),
+            (second, True, recovery_reason(0), 1),
+        ],
+        key=str,
+    )
+    assert (past.recover("s").chosen_id, past.recover("v2").chosen_id) == (4, second)
+    assert shown("stream_health", "stream", "committed", "faults") == [("s", 4, 0), ("v2", 2, 0)]
+    assert {at and at.astimezone(UTC) for (at,) in shown("checkpoint_list", "last_verified_at")} == {None, verified}
+    kept = shown("artifact_inventory", "stream", "checkpoint_id", "folded")
+    assert kept == [("s", one, False) for one in "234"] + [("v2", second, False), ("v2", second, True)]
+    assert {stream for (stream,) in shown("checkpoint_events", "stream")} == {"s", "v2"}
+    with pytest.raises(InvalidInputError, match="orphan_artifacts tells what is now, not what was at version"):
+        past.view("orphan_artifacts")
+    names = past.deploy_views(prefix="then_")
+    told_by_rows = MomentEngine(past.engine.current, Moment(verified, None))
+    assert CheckpointCatalog(told_by_rows).store("s").list_ids() == [1, 2, 3]
+    assert set(views.VIEWS) - {name.strip("`").removeprefix("then_") for name in names} == {"orphan_artifacts"}
+
+
+def recovery_reason(newer):
+    return f"recovery would choose it if {newer} newer were bad" if newer else "recovery would choose it"
+
+
+@pytest.mark.parametrize("name", views.VIEWS)
+def test_no_view_breaks_on_what_is_broken(spark, planted, name):
+    """All of it is read, whatever is wrong in some stream; a manifest that is no JSON among it."""
+    assert planted.expected["manifest_unreadable", "1"] == {"manifest_unreadable"}
+    assert len(spark.table(name).collect()) > 0
+
+
+def test_inline_state_may_be_longer_than_sparks_json_takes_by_itself(spark, tmp_path):
+    world = World(tmp_path / "catalog")
+    state = OperatorCheckpoint.from_bytes(b"x" * 15_100_000, threshold=16 << 20)
+    assert len(state.state_b64) > 20_000_000
+    world.catalog.store("s").save(v1(1, operator_states={"op": state}))
+    catalog = CheckpointCatalog.for_path(spark, tmp_path / "catalog")
+    assert catalog.view("validation_issues").collect() == []
+    assert [row["eligible"] for row in catalog.view("recovery_candidates").collect()] == [True]
+    (told,) = catalog.view("checkpoint_manifests").select("readable", "manifest").collect()
+    assert tuple(told) == (False, None)
 
 
 def test_a_verified_checkpoint_says_when_and_how(sql, planted):
