@@ -166,19 +166,20 @@ class StreamReader:
 
         Marks below a key that has more, or that was the highest once, need not be looked through.
         """
-        self._highest = self._highest_from(self._highest) if self._highest else None
-        if self._highest is None:  # nobody looked yet, or the folder was put back from a backup
-            found = _scan(self.engine, self.stream, None, _HEADLINES, marks=False)
-            self._highest = self._highest_from(pc.max(found.column("checkpoint_key")).as_py() or "")
-        return self._highest
+        found = self._highest_from(self._highest) if self._highest else None
+        if found is None:  # nothing is known yet, or the catalog was put back from a backup
+            alive = _scan(self.engine, self.stream, None, _HEADLINES, marks=False)
+            found = self._highest_from(pc.max(alive.column("checkpoint_key")).as_py() or "")
+        self._highest = found
+        return found
 
     def _highest_from(self, since: str) -> str | None:
         from_there = Between("checkpoint_key", since, _AFTER_ALL_KEYS)
         columns = ["checkpoint_key", "format"]
-        found = self.engine.scan(Table.CHECKPOINTS, [Equals("stream", self.stream), from_there], columns)
-        self._refuse_other_format(set(found.column("format").unique().to_pylist()))
-        highest: str | None = pc.max(found.column("checkpoint_key")).as_py()
-        return highest
+        rows = self.engine.scan(Table.CHECKPOINTS, [Equals("stream", self.stream), from_there], columns)
+        self._refuse_other_format(set(rows.column("format").unique().to_pylist()))
+        found: str | None = pc.max(rows.column("checkpoint_key")).as_py()
+        return found
 
     def marked_keys(self) -> pa.ChunkedArray:
         """Return the keys of which only a mark is left, which nothing changes any more."""
