@@ -52,7 +52,10 @@ def pin_command(
     output: OutputOption = OutputFormat.TEXT,
     debug: DebugOption = False,
 ) -> None:
-    """Protect a checkpoint from being deleted, as long as any of its pins holds it."""
+    """Protect a checkpoint from being deleted.
+
+    It stays as long as any of its pins holds it.
+    """
     with running(output, debug) as out:
         if until is not None and until <= datetime.now(UTC):
             raise typer.BadParameter(f"{show_as.moment(until)} UTC is past", param_hint="--until")
@@ -260,9 +263,9 @@ def delete_command(
     output: OutputOption = OutputFormat.TEXT,
     debug: DebugOption = False,
 ) -> None:
-    """Put certain checkpoints into the trash, all or none, such as damaged ones that policies would keep.
+    """Put certain checkpoints into the trash.
 
-    What is pinned, or what the deltas of another one stand on, is refused.
+    All or none go, such as damaged ones that policies would keep. What is pinned, or what the deltas of another one stand on, is refused.
     """
     with running(output, debug) as out:
         wanted = list(dict.fromkeys(keys.any_key(one) for one in checkpoint_ids))

@@ -224,6 +224,7 @@ def test_a_catalog_without_its_log_is_damaged_and_one_of_which_nothing_was_made_
 def test_a_log_that_cannot_be_read_is_no_reason_to_make_a_new_catalog(tmp_path, left):
     catalog = new_catalog(tmp_path)
     save(catalog.store("s"), times=2)
+    assert catalog.store("s").list_ids() == [1, 2]
     folder = tmp_path / "catalog" / Table.CHECKPOINTS
     entry = log_entry(folder, newest_version(folder))
     whole = entry.read_bytes()
