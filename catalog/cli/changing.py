@@ -265,7 +265,8 @@ def delete_command(
 ) -> None:
     """Put certain checkpoints into the trash.
 
-    All or none go, such as damaged ones that policies would keep. What is pinned, or what the deltas of another one stand on, is refused.
+    All or none go, such as damaged ones that policies would keep. What is pinned, or what the deltas of another one
+    stand on, is refused.
     """
     with running(output, debug) as out:
         wanted = list(dict.fromkeys(keys.any_key(one) for one in checkpoint_ids))

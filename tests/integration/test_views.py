@@ -319,6 +319,7 @@ def test_no_view_breaks_on_what_is_broken(sql, planted, name):
     assert len(sql(f"SELECT * FROM {name}")) > 0
 
 
+@pytest.mark.prove
 def test_inline_state_may_be_longer_than_sparks_json_takes_by_itself(spark, tmp_path):
     world = World(tmp_path / "catalog")
     state = OperatorCheckpoint.from_bytes(b"x" * 15_100_000, threshold=16 << 20)
