@@ -543,7 +543,7 @@ class CheckpointCatalog:
         dry_run: bool = False,
         progress: Callable[[Progress], None] | None = None,
     ) -> MoveReport:
-        """Export the live checkpoints of a stream as files of another store, and say what became of each.
+        """Export the live checkpoints of a stream, and what they stand on, as files of another store; see `MoveReport`.
 
         What was imported gets the same names and bytes, as long as it was not updated here. Run again after an
         interruption it goes on.
