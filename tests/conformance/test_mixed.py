@@ -19,6 +19,7 @@ class Alternating:
 
     def __init__(self, *engines):
         self._engines = cycle(engines)
+        self.place = engines[0].place
 
     def __getattr__(self, name):
         return lambda *arguments, **options: getattr(next(self._engines), name)(*arguments, **options)
