@@ -150,7 +150,7 @@ class Stream(StreamReader):
     def check_open(self, key: str) -> None:
         """Refuse to stage for an id that already has a row, or for a stream that holds another format."""
         self.check_format()
-        found = self.find(key, manifest=False)
+        found = self._look_up(key)
         if found is None:
             return
         if found.live:

@@ -168,7 +168,7 @@ class StreamReader:
         """
         found = self._highest_from(self._highest) if self._highest else None
         if found is None:  # nothing is known yet, or the catalog was put back from a backup
-            alive = _scan(self.engine, self.stream, None, _HEADLINES, marks=False)
+            alive = _scan(self.engine.lookup(), self.stream, None, _HEADLINES, marks=False)
             found = self._highest_from(pc.max(alive.column("checkpoint_key")).as_py() or "")
         self._highest = found
         return found
@@ -176,7 +176,7 @@ class StreamReader:
     def _highest_from(self, since: str) -> str | None:
         from_there = Between("checkpoint_key", since, _AFTER_ALL_KEYS)
         columns = ["checkpoint_key", "format"]
-        rows = self.engine.scan(Table.CHECKPOINTS, [Equals("stream", self.stream), from_there], columns)
+        rows = self.engine.lookup().scan(Table.CHECKPOINTS, [Equals("stream", self.stream), from_there], columns)
         self._refuse_other_format(set(rows.column("format").unique().to_pylist()))
         found: str | None = pc.max(rows.column("checkpoint_key")).as_py()
         return found
@@ -296,8 +296,11 @@ class StreamReader:
         """
         with ThreadPoolExecutor(max_workers=1) as pool:
             ahead = start(pool, self._load_ahead, key, path, self._attempts.get(path, self._attempts.get(key)))
-            found = self._history(self.engine.lookup(), [key], CHECKPOINT_FACTS).get(key)
-            return found, ahead.result()
+            return self._look_up(key), ahead.result()
+
+    def _look_up(self, key: str) -> Checkpoint | None:
+        """Return a checkpoint as it is now, without its manifest, with the least work."""
+        return self._history(self.engine.lookup(), [key], CHECKPOINT_FACTS).get(key)
 
     def _load_ahead(self, key: str, path: str, known: str | None) -> dict[str, artifacts.Rows]:
         try:

@@ -249,14 +249,15 @@ def _read_group(
         rows.validate(full=True)  # a damaged page may decode into what is no text
         return rows
 
+    if not where:
+        return read(expected.names) if file.metadata.row_group(group).num_rows else None
     asked = sorted({condition.column for condition in where})
-    at_once = is_small or not where
-    rows = read(expected.names if at_once else asked)
+    rows = read(expected.names if is_small else asked)
     numbers = pa.array(range(rows.num_rows))
     wanted = rows.select(asked).append_column("row", numbers).filter(expression(where)).column("row")
     if not len(wanted):
         return None
-    rows = rows if at_once else read(expected.names)
+    rows = rows if is_small else read(expected.names)
     # A selection is a copy, and most often all rows of a group are wanted.
     return rows if len(wanted) == rows.num_rows else rows.take(wanted)
 

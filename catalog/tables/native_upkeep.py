@@ -290,11 +290,13 @@ def rewrite(files: DataFiles, stream: str, paths: Sequence[str]) -> AddAction:
 def _batches(files: DataFiles, stream: str, paths: Iterable[str]) -> Iterator[pa.Table]:
     """Yield the rows of data files in pieces that are worth a few row groups, the same ones every time."""
     waiting: list[pa.Table] = []
+    size = 0
     for part in (part for path in paths for part in files.parts(stream, path)):
         waiting.append(part)
-        if sum(one.nbytes for one in waiting) >= _BATCH_BYTES:
+        size += part.nbytes
+        if size >= _BATCH_BYTES:
             yield pa.concat_tables(waiting).sort_by(_SORTED_BY[files.table])
-            waiting = []
+            waiting, size = [], 0
     if waiting:
         yield pa.concat_tables(waiting).sort_by(_SORTED_BY[files.table])
 

@@ -159,7 +159,7 @@ class Engine(Protocol):
         """Return the engine that `spread` gives to its work, for the few rows before and after it."""
 
     def lookup(self) -> "Engine":
-        """Return the engine that finds a few rows with the least work, while this one is busy with bytes."""
+        """Return the engine that finds a few rows with the least work; a job of workers takes longer than that."""
 
     def delete(self, table: Table, where: Iterable[Condition]) -> int:
         """Delete the rows that meet every condition, in one durable commit, and return how many."""

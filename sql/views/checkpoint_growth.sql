@@ -1,5 +1,5 @@
 -- Grain: one row per live checkpoint and operator; a sidecar state counts as the operator '(state)'.
--- Sources: artifact_inventory. Run by: people who ask what grows.
+-- Sources: all_checkpoints, attempt_artifacts. Run by: people who ask what grows.
 -- Columns:
 --   stream: the producer
 --   checkpoint_id: the id as people see it, an integer or a UUIDv7
@@ -14,15 +14,17 @@
 --   growth_ratio: how many times as large it is now
 WITH sizes AS (
   SELECT
-    stream,
-    checkpoint_id,
-    checkpoint_key,
-    coalesce(operator, '(state)') AS operator,
-    count(DISTINCT partition) AS partitions,
-    sum(bytes) AS bytes,
-    sum(new_bytes) AS new_bytes
-  FROM {artifact_inventory}
-  WHERE status IN ('committed', 'prepared') AND NOT folded
+    c.stream,
+    c.checkpoint_id,
+    c.checkpoint_key,
+    coalesce(a.operator, '(state)') AS operator,
+    count(DISTINCT a.partition) AS partitions,
+    sum(a.bytes) AS bytes,
+    sum(a.new_bytes) AS new_bytes
+  FROM {all_checkpoints} c
+  JOIN {attempt_artifacts} a
+    ON a.stream = c.stream AND a.checkpoint_key = c.checkpoint_key AND a.attempt = c.attempt
+  WHERE c.status IN ('committed', 'prepared') AND NOT c.purged_since
   GROUP BY ALL
 )
 SELECT

@@ -13,45 +13,53 @@ WITH judged AS (
   WHERE attempt IS NOT NULL
 ),
 gone AS (
-  SELECT stream, checkpoint_key, parent_key
+  SELECT stream, checkpoint_key, parent_key, attempt, fold_attempts
   FROM judged
   WHERE NOT unpurged
 ),
--- An unpurged one that stands on a purged one names all that it stands on, the nearest first. What it reaches only
--- through another unpurged one is found from there.
+-- An unpurged one at position 0, and after it all that it stands on, the nearest first. What it reaches only through
+-- another unpurged one is found from there.
 lines AS (
-  SELECT c.stream, c.checkpoint_key, a.pos, a.ancestor
-  FROM judged c
-  LEFT SEMI JOIN gone g ON g.stream = c.stream AND g.checkpoint_key = c.parent_key,
-    LATERAL posexplode(from_json(c.details, 'line ARRAY<STRING>').line) AS a (pos, ancestor)
+  SELECT
+    c.stream,
+    c.checkpoint_key AS child,
+    c.status,
+    c.attempt,
+    c.fold_attempts,
+    a.pos,
+    a.checkpoint_key
+  FROM judged c,
+    LATERAL posexplode(
+      concat(
+        array(c.checkpoint_key),
+        IF(c.parent_key IS NULL, array(), coalesce(from_json(c.details, 'line ARRAY<STRING>').line, array()))
+      )
+    ) AS a (pos, checkpoint_key)
   WHERE c.unpurged
 ),
--- A line ends behind one whose own chains were all folded.
+-- A line goes on while what is next was purged, and ends behind one whose own chains were all folded. Several lines
+-- may reach the same one.
 walked AS (
   SELECT
     l.stream,
-    l.ancestor,
-    coalesce(
-      bool_and(g.parent_key IS NOT NULL) OVER (
-        PARTITION BY l.stream, l.checkpoint_key ORDER BY l.pos ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-      ),
-      TRUE
-    ) AS reached
+    l.checkpoint_key,
+    IF(l.pos = 0, l.status, 'purged') AS status,
+    IF(l.pos = 0, l.attempt, g.attempt) AS attempt,
+    IF(l.pos = 0, l.fold_attempts, g.fold_attempts) AS fold_attempts,
+    l.pos = 0 OR g.attempt IS NOT NULL
+      AND bool_and(l.pos = 0 OR g.parent_key IS NOT NULL) OVER (
+        PARTITION BY l.stream, l.child ORDER BY l.pos ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+      ) AS kept
   FROM lines l
-  LEFT JOIN gone g ON g.stream = l.stream AND g.checkpoint_key = l.ancestor
-),
-stood_on AS (
-  SELECT DISTINCT stream, ancestor
-  FROM walked
-  WHERE reached
+  LEFT JOIN gone g ON l.pos > 0 AND g.stream = l.stream AND g.checkpoint_key = l.checkpoint_key
 )
 SELECT
-  c.stream,
-  c.checkpoint_id,
-  c.checkpoint_key,
-  IF(c.unpurged, c.status, 'purged') AS status,
-  c.attempt,
-  c.fold_attempts
-FROM judged c
-LEFT JOIN stood_on s ON s.stream = c.stream AND s.ancestor = c.checkpoint_key
-WHERE c.unpurged OR s.ancestor IS NOT NULL
+  stream,
+  {checkpoint_id} AS checkpoint_id,
+  checkpoint_key,
+  status,
+  attempt,
+  fold_attempts
+FROM walked
+WHERE kept
+GROUP BY ALL
