@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
@@ -89,22 +89,31 @@ class DataFiles:
             else:
                 unread.append((stream, file["path"]))
         parts = [_told_rows(self.table, told, where, names)] if told or not unread else []
+        where = [condition for condition in where if condition.column != "stream"]  # is the log's to tell
+        remembered: list[pa.Table] = []
         for stream, path in unread:
-            parts.append(_with_stream(self._read_file(path, where, names), stream, names))
+            facts = self._facts(path, asked)
+            if facts is None:
+                parts.append(_with_stream(self._read_file(path, where, names), stream, names))
+            else:
+                remembered.append(_with_stream(facts, stream, CHECKPOINT_FACTS))
+        if remembered:
+            # At once: to set up a filter takes longer than to look at a small file's rows.
+            parts.append(pa.concat_tables(remembered).filter(expression(where)).select(names))
         return pa.concat_tables(parts)
 
     def _read_file(self, path: str, where: Where, names: Sequence[str]) -> pa.Table:
         """Return rows of one data file, from the row groups that may have some."""
         schema = SCHEMAS[self.table]
-        where = [condition for condition in where if condition.column != "stream"]
         columns = [name for name in schema.names if name in {*names, *(one.column for one in where)} - {"stream"}]
-        expected = pa.schema([schema.field(name) for name in columns])
-        if self.folder and self.table is Table.CHECKPOINTS and set(columns) <= set(CHECKPOINT_FACTS):
-            found = (self.folder / path).stat()
-            if found.st_size < SMALL_FILE:
-                rows = self._remembered(path, found.st_mtime_ns, found.st_size)
-                return rows.filter(expression(where)).select(columns)
-        return self._read_columns(path, where, expected)
+        return self._read_columns(path, where, pa.schema([schema.field(name) for name in columns]))
+
+    def _facts(self, path: str, asked: Set[str]) -> pa.Table | None:
+        """Return all rows of a small file of `checkpoints` that is at hand, if what is asked is among their facts."""
+        if self.folder is None or self.table is not Table.CHECKPOINTS or not asked <= set(CHECKPOINT_FACTS):
+            return None
+        found = (self.folder / path).stat()
+        return self._remembered(path, found.st_mtime_ns, found.st_size) if found.st_size < SMALL_FILE else None
 
     def _read_facts(self, path: str, *_changed: int) -> pa.Table:
         """Return all rows of a small file without manifests; a data file is never changed, but it may be damaged."""
@@ -279,11 +288,11 @@ def _told_rows(table: Table, told: list[dict[str, Any]], where: Where, names: li
     return (rows.filter(expression(where)) if told else rows).select(names)
 
 
-def _with_stream(rows: pa.Table, stream: str, names: list[str]) -> pa.Table:
+def _with_stream(rows: pa.Table, stream: str, names: Sequence[str]) -> pa.Table:
     """Add the partition column, which data files do not have."""
     if "stream" in names:
         rows = rows.append_column("stream", pa.repeat(pa.scalar(stream), rows.num_rows))
-    return rows.select(names)
+    return rows.select(list(names))
 
 
 def _check_required(table: Table, rows: pa.Table) -> None:

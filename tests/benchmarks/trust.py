@@ -90,20 +90,20 @@ def hashing(spark: Any, folder: Path, size_mib: int, rounds: int) -> list[Line]:
 def recovery(place: Path) -> dict[str, Any]:
     """How much of a catalog recovery of the latest good checkpoint reads."""
     opened: list[str] = []
-    real = DataFiles._read_file
+    real = DataFiles._read_columns
 
     def counted(files: DataFiles, path: str, *rest: Any) -> Any:
         opened.append(files.table)
         return real(files, path, *rest)
 
-    DataFiles._read_file = counted  # type: ignore[method-assign]
+    DataFiles._read_columns = counted  # type: ignore[method-assign]
     try:
         catalog = CheckpointCatalog.native(place)
         began = time.perf_counter()
         report = catalog.recover("many")
         seconds = time.perf_counter() - began
     finally:
-        DataFiles._read_file = real  # type: ignore[method-assign]
+        DataFiles._read_columns = real  # type: ignore[method-assign]
     return {
         "chosen": report.chosen_id,
         "examined": report.examined,
