@@ -44,9 +44,12 @@ from catalog.tables.opening import (
     created,
     creating,
     damaged,
+    has_data,
     lost_bytes,
+    lost_rows,
     mended,
     no_catalog,
+    unreadable,
 )
 from catalog.tables.port import Condition, Engine, Equals, In, Merging, Outcome, Table, Unless, Version
 from catalog.tables.schema import definition
@@ -349,15 +352,19 @@ def _unopened(place: Place, options: dict[str, str], table: Table, error: Except
             f"the catalog at {place} cannot be reached or read ({first_line(error)}): check the address, the "
             "credentials and the network"
         )
+    if refused := unreadable(place):
+        return refused
     # The table `checkpoints` is made last: where something is in it, there was a catalog.
     if place.local_folder:
         folder = place.local_folder / Table.CHECKPOINTS
         was_there = any(folder.glob("_delta_log/[0-9]*")) or any(folder.rglob("*.parquet"))
+        others_have_data = any(has_data(place.local_folder / other) for other in (Table.ARTIFACTS, Table.EVENTS))
     else:
         was_there = DeltaTable.is_deltatable(f"{place.path}/{Table.CHECKPOINTS}", options)
+        others_have_data = any(_file_uris(place, other, options) for other in (Table.ARTIFACTS, Table.EVENTS))
     if was_there:
         return damaged(place, table, first_line(error), found=found or table is Table.CHECKPOINTS)
-    return no_catalog(place, first_line(error), found=found)
+    return lost_rows(place) if others_have_data else no_catalog(place, first_line(error), found=found)
 
 
 def _rivals(files: DataFiles, snapshot: Snapshot, in_the_way: Sequence[Where]) -> list[dict[str, Any]]:
@@ -375,10 +382,15 @@ def _rivals(files: DataFiles, snapshot: Snapshot, in_the_way: Sequence[Where]) -
 
 def _lost_bytes(place: Place, options: dict[str, str]) -> bool:
     """Say whether there are checkpoints, and no table that could have their bytes."""
-    checkpoints, artifacts = (f"{place.path}/{table}" for table in (Table.CHECKPOINTS, Table.ARTIFACTS))
-    if DeltaTable.is_deltatable(artifacts, options) or not DeltaTable.is_deltatable(checkpoints, options):
+    if DeltaTable.is_deltatable(f"{place.path}/{Table.ARTIFACTS}", options):
         return False
-    return bool(DeltaTable(checkpoints, storage_options=options).file_uris())
+    return bool(_file_uris(place, Table.CHECKPOINTS, options))
+
+
+def _file_uris(place: Place, table: Table, options: dict[str, str]) -> list[str]:
+    """Return the live data files of a table, none where it is not there."""
+    uri = f"{place.path}/{table}"
+    return DeltaTable(uri, storage_options=options).file_uris() if DeltaTable.is_deltatable(uri, options) else []
 
 
 def _create_table(uri: str, table: Table, options: dict[str, str]) -> None:

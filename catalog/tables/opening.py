@@ -1,6 +1,7 @@
 """What both engines ask of a place before they create or open a catalog there."""
 
 import logging
+import os
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from catalog.errors import (
+    CatalogError,
     DamagedCatalogError,
     InvalidInputError,
     NotACatalogError,
@@ -130,6 +132,34 @@ def lost_bytes(place: Place) -> DamagedCatalogError:
         place=str(place),
         found=True,
     )
+
+
+def lost_rows(place: Place) -> DamagedCatalogError:
+    """Return the error that says that a catalog's checkpoints are gone: beside a new table all bytes were garbage."""
+    return DamagedCatalogError(
+        f"there is a checkpoint catalog at {place}, but its table `checkpoints` is gone, which says what the bytes in "
+        "the others belong to: bring it back, with UNDROP TABLE or from a backup, or take another place",
+        place=str(place),
+        found=True,
+    )
+
+
+def has_data(table: Path) -> bool:
+    """Say whether anything was ever written to a local table after it was made."""
+    return (table / "_delta_log").is_dir() and any(table.rglob("*.parquet"))
+
+
+def unreadable(place: Place) -> CatalogError | None:
+    """Return the error that says that this process may not look into a local catalog, if that is so."""
+    if place.local_folder is None:
+        return None
+    tables = [place.local_folder / table for table in Table]
+    for folder in (place.local_folder, *(one for table in tables for one in (table, table / "_delta_log"))):
+        if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
+            return CatalogError(
+                f"cannot look into {folder}: Permission denied; give this process permission to read it"
+            )
+    return None
 
 
 def damaged(place: Place, table: Table, why: str, *, found: bool) -> DamagedCatalogError:

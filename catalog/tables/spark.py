@@ -43,7 +43,9 @@ from catalog.tables.opening import (
     creating,
     damaged,
     lost_bytes,
+    lost_rows,
     no_catalog,
+    unreadable,
 )
 from catalog.tables.port import Between, Condition, Engine, Equals, In, Merging, Outcome, Table, Unless, Version
 from catalog.tables.schema import create_statement
@@ -452,6 +454,10 @@ def _catalog_location(spark: SparkSession, place: Place, names: Mapping[Table, s
                 "this Spark session has no Delta: make it with catalog.session.build_session(), "
                 "or set spark.sql.extensions and spark.sql.catalog.spark_catalog as delta-spark asks"
             ) from error
+        if refused := unreadable(place):
+            raise refused from error
+        if any(_has_rows(spark, names[table]) for table in (Table.ARTIFACTS, Table.EVENTS)):
+            raise lost_rows(place) from error
         raise no_catalog(place, first_line(error), found=False) from error
     check_format(place, properties, _protocol(properties))
     _check_settings(spark)
@@ -461,11 +467,21 @@ def _catalog_location(spark: SparkSession, place: Place, names: Mapping[Table, s
         except AnalysisException as error:
             if not any(mark in str(error) for mark in _NOT_THERE):
                 raise damaged(place, table, first_line(error), found=True) from error
-            if table is Table.ARTIFACTS and spark.table(name).limit(1).count():
+            if table is Table.ARTIFACTS and _has_rows(spark, name):
                 raise lost_bytes(place) from error
             raise damaged(place, table, first_line(error), found=False) from error
     described = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
     return next(str(row["data_type"]) for row in described if row["col_name"] == "Location")
+
+
+def _has_rows(spark: SparkSession, table: str) -> bool:
+    """Say whether there is such a table with anything in it."""
+    try:
+        return bool(spark.table(table).limit(1).count())
+    except AnalysisException:
+        return False
+    except (PySparkException, Py4JError):
+        return True  # that cannot be read
 
 
 def _protocol(properties: Mapping[str, str]) -> Protocol:

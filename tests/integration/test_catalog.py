@@ -192,6 +192,17 @@ def test_a_missing_table_is_noticed_and_made_anew_only_if_no_bytes_are_lost_by_i
     assert not spark.catalog.tableExists(f"{name}.artifacts")
 
 
+def test_a_new_table_of_checkpoints_must_not_make_garbage_of_what_is_in_the_others(spark):
+    name = f"ckpt_{uuid.uuid4().hex[:6]}"
+    opened = CheckpointCatalog.create(spark, name)
+    opened.store("s").save_with_state(CheckpointManifest.new(1, epoch=1), [b"state"])
+    spark.sql(f"DROP TABLE {name}.checkpoints")
+    for opening in (CheckpointCatalog.for_name, CheckpointCatalog.create):
+        with pytest.raises(DamagedCatalogError, match="its table `checkpoints` is gone"):
+            opening(spark, name)
+    assert not spark.catalog.tableExists(f"{name}.checkpoints")
+
+
 def test_a_catalog_by_path_is_found_whatever_the_sessions_current_catalog_is(spark, tmp_path):
     jdbc = "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog"
     driver = "org.apache.derby.iapi.jdbc.AutoloadedDriver"

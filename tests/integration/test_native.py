@@ -204,6 +204,21 @@ def test_a_missing_table_is_made_anew_only_if_no_bytes_are_lost_by_it(tmp_path):
     assert not (place / Table.ARTIFACTS).exists()
 
 
+@pytest.mark.parametrize("state", [b"state", None])
+def test_a_new_table_of_checkpoints_must_not_make_garbage_of_what_is_in_the_others(tmp_path, state):
+    place = tmp_path / "catalog"
+    catalog = new_catalog(tmp_path)
+    catalog.store("s").save_with_state(CheckpointManifest.new(1, epoch=1), state)
+    catalog.validate()  # is told in `events`
+    backup = shutil.move(place / Table.CHECKPOINTS, tmp_path / "backup")
+    for opening in (partial(CheckpointCatalog.native, place), partial(new_catalog, tmp_path)):
+        with pytest.raises(DamagedCatalogError, match="its table `checkpoints` is gone"):
+            opening()
+    assert not (place / Table.CHECKPOINTS).exists()
+    shutil.move(backup, place / Table.CHECKPOINTS)
+    assert new_catalog(tmp_path).store("s").load_state_data(1) == state
+
+
 def test_a_catalog_without_its_log_is_damaged_and_one_of_which_nothing_was_made_yet_is_none(tmp_path):
     place = tmp_path / "catalog"
     new_catalog(tmp_path).store("s").save(CheckpointManifest.new(1, epoch=1))
