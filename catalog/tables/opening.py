@@ -156,9 +156,7 @@ def unreadable(place: Place) -> CatalogError | None:
     tables = [place.local_folder / table for table in Table]
     for folder in (place.local_folder, *(one for table in tables for one in (table, table / "_delta_log"))):
         if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
-            return CatalogError(
-                f"cannot look into {folder}: Permission denied; give this process permission to read it"
-            )
+            return CatalogError(f"cannot look into {folder}: permission denied; let this process read it")
     return None
 
 
