@@ -447,6 +447,8 @@ class Stream(StreamReader):
         """Protect a checkpoint from being trashed; a pin of the same name, by default its reason, is replaced."""
         keys.text(reason, "reason")
         name = keys.text(reason if name is None else name, "name")
+        if not (reason.strip() and name.strip()):
+            raise InvalidInputError("a pin needs a reason, and a name that is not empty: say why this one must stay")
         if until is not None:
             until = keys.utc(until, "until")
             if until <= self.clock():

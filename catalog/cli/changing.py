@@ -145,7 +145,8 @@ def prune_command(
             place = str(catalog.engine.place)
         undo = undo_commands(place, done)
         data = {**asdict(done.report), "errors": done.errors, "undo": undo}
-        table = [] if plan and plan.report.removed and plan.report.planned == done.report.planned else [_table(done)]
+        shown = plan is not None and plan.report.removed and plan.report.planned == done.report.planned
+        table = [] if shown or _nothing_is_known(done) else [_table(done)]
         out.result(data, *table, "\n".join(_summary(done, undo)))
         if done.code:
             raise typer.Exit(done.code)
@@ -210,12 +211,19 @@ def _table(done: LetGo) -> Block:
     return Listing(columns, rows) if rows else "no live checkpoints that a policy is for"
 
 
+def _nothing_is_known(done: LetGo) -> bool:
+    """Say whether there is a reason why nothing was planned, which tells more than that nothing was."""
+    return bool(done.errors and not done.report.planned)
+
+
 def _summary(done: LetGo, undo: Iterable[str]) -> list[str]:
     report = done.report
     freed = show_as.size(sum(one.freed_bytes for one in report.removed))
     what = "would go" if report.dry_run else "went"
     total = show_as.count(len(report.planned), "checkpoint")
     lines = [f"{len(report.removed)} of {total} {what} to the trash, {freed} once swept"]
+    if _nothing_is_known(done):
+        lines = []
     if not report.dry_run:
         for (name, until), command in zip(report.undo_until.items(), undo, strict=True):
             label = show_as.visible(show_as.name(name))
@@ -276,6 +284,8 @@ def delete_command(
             gone = [keys.checkpoint_id(key) for key in catalog.stream(stream).delete(wanted, reason, window).trash]
         undo = shell_command("undo", path, stream, gone) if gone else None
         told = [f"{show_as.count(len(gone), 'checkpoint')} went to the trash"]
+        there = [keys.checkpoint_id(key) for key in wanted if keys.checkpoint_id(key) not in gone]
+        told += [f"gone already: {', '.join(map(str, there))}"] if there else []
         told += [f"for {show_as.span(window.total_seconds())} this takes them out again:", undo] if undo else []
         out.result({"stream": stream, "deleted": gone, "reason": reason, "undo": undo}, "\n".join(told))
 

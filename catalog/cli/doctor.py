@@ -177,8 +177,11 @@ def _opened(place: Place) -> Finding:
 def _tried(what: str, place: Place, check: Callable[[Place], Finding]) -> Finding:
     try:
         return check(place)
-    except (CatalogError, OSError) as error:
-        return Finding(what, State.FAIL, *_with_remedy(error, "give this process permission to write there"))
+    except OSError as error:  # a ReadOnlyError is one too
+        found = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        return Finding(what, State.FAIL, found, "give this process permission to write there")
+    except CatalogError as error:
+        return Finding(what, State.FAIL, *_with_remedy(error))
 
 
 def _storage(place: Place) -> Finding:

@@ -17,6 +17,7 @@ from catalog.errors import CatalogError, CheckpointNotFoundError
 from catalog.lifecycle import Checkpoint, History, Revision, Status
 from catalog.manifest import CheckpointManifest, FailedSink, Manifest, parse_any
 from catalog.tables.port import Condition, Equals, In
+from catalog.verify import Verdict, last_verdicts
 
 SHORT_SHA256 = 12
 
@@ -28,7 +29,10 @@ def list_command(
     output: OutputOption = OutputFormat.TEXT,
     debug: DebugOption = False,
 ) -> None:
-    """List live checkpoints, or those in the trash, oldest first."""
+    """List live checkpoints, or those in the trash, oldest first.
+
+    Bytes are those of artifacts: small state rides in the manifest and is not counted.
+    """
     with running(output, debug) as out, CheckpointCatalog.native(path) as catalog:
         unread: list[str] = []
         histories = catalog.histories(
@@ -71,8 +75,10 @@ def show_command(
             raise no_checkpoint(stream, checkpoint_id)
         checkpoint = lifecycle.fold(life)[key]
         manifest, fault = _read_manifest(checkpoint, stream)
+        seen = last_verdicts(catalog.engine, [Equals("stream", life[0].stream), Equals("checkpoint_key", key)])
         data = {
             **_facts(stream, checkpoint, datetime.now(UTC)),
+            "verified": _verdict(seen.get((life[0].stream, key))),
             "manifest_fault": fault,
             "positions": _positions(manifest),
             "sinks": _sinks(manifest),
@@ -188,6 +194,11 @@ def _facts(label: str, one: Checkpoint, now: datetime) -> dict[str, Any]:
             for name, pin in (one.held_by(now) or one.pins).items()
         ],
     }
+
+
+def _verdict(seen: Verdict | None) -> dict[str, Any] | None:
+    """Return what validations have found so far, None if nobody has looked; sound is None where only rows were read."""
+    return None if seen is None else {"at": seen.at, "sound": seen.sound}
 
 
 def _read_manifest(checkpoint: Checkpoint, label: str) -> tuple[Manifest | None, str | None]:
@@ -308,6 +319,7 @@ def _fact_texts(data: Mapping[str, Any]) -> dict[str, str]:
         "watermark": show_as.value(data["watermark"]),
         "parent": show_as.value(data["parent_id"]),
         "bytes": show_as.size(data["bytes"]),
+        "verified": _verdict_text(data["verified"]),
         "pinned": _pin_text(data),
     }
     further = {
@@ -319,6 +331,13 @@ def _fact_texts(data: Mapping[str, Any]) -> dict[str, str]:
         "manifest": show_as.value(data["manifest_fault"]),
     }
     return {**texts, **{title: text for title, text in further.items() if text != show_as.NOTHING}}
+
+
+def _verdict_text(seen: Mapping[str, Any] | None) -> str:
+    if seen is None:
+        return "never"
+    found = {True: "sound", False: "damaged, `ckpt validate` tells what", None: "only its rows"}[seen["sound"]]
+    return f"{_utc(seen['at'])}: {found}"
 
 
 def _pin_text(data: Mapping[str, Any]) -> str:

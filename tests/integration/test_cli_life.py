@@ -195,6 +195,8 @@ def test_a_stream_that_cannot_be_pruned_is_told_and_the_others_are(here, harness
     assert (code, told) == (3, "")
     assert shown.splitlines()[-1] == "left alone: broken: somebody else is faster"
     assert (live(place), live(place, "broken")) == ([5], [1, 2])
+    code, shown, _ = here("prune", place, "broken", "--keep", 1)
+    assert (code, shown) == (3, "left alone: broken: somebody else is faster\n")
 
 
 def test_undo_tells_of_each_and_its_code_says_whether_all_some_or_none(here, place):
@@ -310,6 +312,26 @@ def test_of_several_pins_each_holds_by_itself_and_is_taken_back_by_its_name(here
     code, shown, _ = here("unpin", place, "orders", 1, "--name", "weekly")
     assert (code, shown) == (0, "unpinned checkpoint 1; it is still pinned: legal hold\n")
     assert here("unpin", place, "orders", 1) == (0, "unpinned checkpoint 1\n", "")
+    assert here("pin", place, "orders", 1, "--reason", " ")[:2] == (2, "")
+    assert here("unpin", place, "orders", 1) == (0, "checkpoint 1 was not pinned\n", "")
+
+
+# -- show --------------------------------------------------------------------------------------------------------------
+
+
+def test_show_tells_what_validation_has_found_so_far(here, harness, place):
+    def verified():
+        (line,) = [line for line in here("show", place, "orders", 5)[1].splitlines() if line.startswith("verified")]
+        return line.split(maxsplit=1)[1]
+
+    assert verified() == "never"
+    harness.catalog.validate(["orders"], depth="metadata")
+    assert verified().endswith("UTC: only its rows")
+    assert here("validate", place)[0] == 0
+    assert verified().endswith("UTC: sound")
+    harness.corrupt_state("orders", keys.integer_key(5))
+    assert here("validate", place)[0] == 3
+    assert verified().endswith("UTC: damaged, `ckpt validate` tells what")
 
 
 # -- delete ------------------------------------------------------------------------------------------------------------
@@ -322,7 +344,7 @@ def test_a_certain_one_is_deleted_and_taken_out_again(here, place):
     assert live(place) == [1, 3, 4]
     with CheckpointCatalog.native(place) as catalog:
         assert {one.trash.reason for one in catalog.histories()["orders"].values() if one.trash} == {"damaged"}
-    assert here("delete", place, "orders", 5) == (0, "0 checkpoints went to the trash\n", "")
+    assert here("delete", place, "orders", 5) == (0, "0 checkpoints went to the trash\ngone already: 5\n", "")
     assert here("undo", place, "orders", 2, 5)[0] == 0
     assert live(place) == [1, 2, 3, 4, 5]
 

@@ -341,6 +341,9 @@ def test_doctor_tells_of_a_place_that_cannot_be_written(here, place, monkeypatch
     monkeypatch.setattr(probe, "write_deltalake", refuse)
     code, shown, _ = here("doctor", place, *JSON)
     assert (code, states(shown)["storage"]) == (3, "fail")
+    (found,) = [one for one in json.loads(shown) if one["what"] == "storage"]
+    assert "Permission denied" in found["found"]
+    assert found["remedy"] == "give this process permission to write there"
 
 
 def test_two_commits_of_one_version_are_tried_on_object_stores_too_and_nothing_is_left(s3_options):
