@@ -221,9 +221,8 @@ def _summary(done: LetGo, undo: Iterable[str]) -> list[str]:
     freed = show_as.size(sum(one.freed_bytes for one in report.removed))
     what = "would go" if report.dry_run else "went"
     total = show_as.count(len(report.planned), "checkpoint")
-    lines = [f"{len(report.removed)} of {total} {what} to the trash, {freed} once swept"]
-    if _nothing_is_known(done):
-        lines = []
+    told = f"{len(report.removed)} of {total} {what} to the trash, {freed} once swept"
+    lines = [] if _nothing_is_known(done) else [told]
     if not report.dry_run:
         for (name, until), command in zip(report.undo_until.items(), undo, strict=True):
             label = show_as.visible(show_as.name(name))
