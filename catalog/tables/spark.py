@@ -10,15 +10,14 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
-from functools import cache, reduce
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException, PythonException
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 
 from catalog.errors import (
     CatalogError,
@@ -208,13 +207,13 @@ class SparkEngine:
         of_keys_with: Condition | None = None,  # noqa: ARG002 - a second job takes longer than the rows it saves
     ) -> pa.Table:
         """See Engine.scan."""
-        conditions = [_column(condition) for condition in where]
+        wanted = ", ".join(f"`{column}`" for column in columns)
+        conditions = " AND ".join(map(_condition, where)) or "TRUE"
+        # One text: a frame that is made step by step is analyzed at every step.
+        statement = f"SELECT {wanted} FROM {self.relation(table, version)} WHERE {conditions}"
 
         def read() -> pa.Table:
-            frame = self.spark.sql(f"SELECT * FROM {self.relation(table, version)}")
-            if conditions:
-                frame = frame.where(reduce(lambda left, right: left & right, conditions))
-            return frame.select(*columns).toArrow()
+            return self.spark.sql(statement).toArrow()
 
         try:
             return read()
@@ -296,7 +295,7 @@ class SparkEngine:
 
     def delete(self, table: Table, where: Iterable[Condition]) -> int:
         """See Engine.delete."""
-        statement = f"DELETE FROM {self._names[table]} WHERE " + " AND ".join(_condition(one) for one in where)
+        statement = f"DELETE FROM {self._names[table]} WHERE " + " AND ".join(map(_condition, where))
 
         def attempt() -> int:
             with self._commit(table):
@@ -520,21 +519,12 @@ def _literal(value: Any) -> str:
     raise InvalidInputError(f"a condition takes text and integers, not {value!r}")
 
 
-def _column(condition: Condition) -> Column:
-    column = F.col(condition.column)
-    match condition:
-        case Equals(value=value):
-            return column == F.lit(value)
-        case In(values=values):
-            return column.isin(list(values))
-        case Between(low=low, high=high):
-            return (column >= F.lit(low)) & (column < F.lit(high))
-
-
 def _condition(condition: Condition) -> str:
     match condition:
         case Equals(column=column, value=value):
             return f"{column} = {_literal(value)}"
+        case In(values=()):
+            return "FALSE"
         case In(column=column, values=values):
             return f"{column} IN ({', '.join(_literal(value) for value in values)})"
         case Between(column=column, low=low, high=high):
