@@ -72,7 +72,14 @@ class CatalogCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the catalog of the environment before arguments that begin with something else."""
         catalog = os.environ.get(CATALOG_VARIABLE)
-        return super().parse_args(ctx, [catalog, *args] if catalog and self._lacks_path(ctx, args) else args)
+        if catalog:
+            return super().parse_args(ctx, [catalog, *args] if self._lacks_path(ctx, args) else args)
+        try:
+            return super().parse_args(ctx, list(args))  # which takes from the list what it has read
+        except typer.BadParameter as error:  # of an argument that is missing: perhaps it is the first one
+            if "Missing argument" in error.format_message() and self._lacks_path(ctx, args):
+                error.message = f"PATH comes first, unless {CATALOG_VARIABLE} names the catalog"
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         """Run it, and remember its arguments for what an error may have to say about them."""

@@ -57,9 +57,9 @@ SELECT
   stream,
   {checkpoint_id} AS checkpoint_id,
   checkpoint_key,
-  status,
-  attempt,
-  fold_attempts
+  any_value(status) AS status,
+  any_value(attempt) AS attempt,
+  any_value(fold_attempts) AS fold_attempts
 FROM walked
 WHERE kept
-GROUP BY ALL
+GROUP BY stream, checkpoint_key

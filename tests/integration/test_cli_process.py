@@ -268,6 +268,14 @@ def test_what_looks_like_a_path_is_never_taken_for_a_stream(here, place, monkeyp
     assert live(place) == before
 
 
+@pytest.mark.parametrize("arguments", [["latest", "orders"], ["diff", "orders", "1", "2"], ["pin", "orders", "1"]])
+def test_who_leaves_path_out_without_the_environment_is_told_that_it_comes_first(here, monkeypatch, arguments):
+    monkeypatch.delenv(CATALOG_VARIABLE, raising=False)
+    code, shown, told = here(*arguments)
+    assert (code, shown) == (2, "")
+    assert f"PATH comes first, unless {CATALOG_VARIABLE} names the catalog" in told
+
+
 def test_a_path_that_is_given_wins_over_the_environment(here, place, monkeypatch, tmp_path):
     monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "nowhere"))
     assert here("streams", place)[0] == 0

@@ -98,6 +98,7 @@ def test_what_the_jvm_says_goes_into_the_log_and_the_sentence_names_it(tmp_path:
     assert "unresolved dependency" in log.read_text()
 
 
+@pytest.mark.prove
 def test_a_folder_of_jars_is_enough_without_a_network(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "jars"
     folder.mkdir()

@@ -255,6 +255,7 @@ def test_a_moment_has_its_own_stores_and_views(spark, tmp_path):
         past.store("s").save(v1(3))
 
 
+@pytest.mark.prove
 def test_the_views_of_a_moment_show_that_moment_whatever_was_done_since(spark, tmp_path):
     world = World(tmp_path / "catalog")
     harness, beside = world.harness, world.catalog
