@@ -20,7 +20,7 @@ from catalog import CatalogError, CheckpointCatalog, CheckpointManifest, Conflic
 from catalog.tables.locks import log_entry, newest_version
 from catalog.tables.names import path_place
 from catalog.tables.native import NativeEngine
-from catalog.tables.port import Equals, Outcome, Table, Unless
+from catalog.tables.port import Between, Equals, In, Outcome, Table, Unless
 from catalog.tables.schema import arrow
 from catalog.tables.spark import SparkEngine
 
@@ -64,6 +64,26 @@ def rows(*some):
 def stored(engine, stream):
     found = engine.scan(Table.CHECKPOINTS, [Equals("stream", stream)], ["checkpoint_key", "revision"]).to_pylist()
     return sorted((int(one["checkpoint_key"]), one["revision"]) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("where", "keys"),
+    [
+        ([Equals("revision", 0)], [1, 2, 3]),
+        ([In("checkpoint_key", (f"{1:020d}", f"{3:020d}", "0' OR '1' = '1"))], [1, 3]),
+        ([In("checkpoint_key", ())], []),
+        ([Between("checkpoint_key", f"{1:020d}", f"{3:020d}")], [1, 2]),
+        ([Equals("revision", 0), Between("checkpoint_key", f"{2:020d}", f"{9:020d}")], [2, 3]),
+    ],
+)
+def test_scan_and_delete_take_the_rows_that_meet_every_condition(engine, stream, where, keys):
+    stream += "'s \\ \" ` -- 🦊"
+    engine.insert_unless(rows(*(row(stream, key) for key in (1, 2, 3))))
+    where = [Equals("stream", stream), *where]
+    found = engine.scan(Table.CHECKPOINTS, where, ["checkpoint_key"]).column("checkpoint_key").to_pylist()
+    assert sorted(map(int, found)) == keys
+    engine.delete(Table.CHECKPOINTS, where)
+    assert stored(engine, stream) == [(key, 0) for key in (1, 2, 3) if key not in keys]
 
 
 def test_a_row_goes_in_unless_its_key_has_an_equal_or_higher_revision(engine, stream):
